@@ -44,7 +44,7 @@ func estimateCommand() *cli.Command {
 					"values"},
 			setFlag(),
 			&cli.StringFlag{Name: "layout", Usage: "sizes of the axes that are not 1, as " +
-				"`expert_dp=256,ep=12,pp=4`, and sum_replicas as in train.yaml"},
+				"`expert_dp=256,ep=12,pp=4`, and cp and sum_replicas as in train.yaml"},
 			&cli.StringFlag{Name: "optimizer",
 				Usage: "scheme that divides the weight updates between ranks: " + anyOf(estimate.Schemes()),
 				Value: string(estimate.EPSO)},
@@ -264,7 +264,10 @@ func parseLayout(text string, l *estimate.Layout) (warnings []string, err error)
 	for _, axis := range comm.AllAxes() {
 		axes[axis.String()] = axis
 	}
-	axes["sum_replicas"] = 0
+	others := map[string]*int{"sum_replicas": &l.SumReplicas, "cp": &l.SequenceRanks} // that are not axes
+	for name := range others {
+		axes[name] = 0
+	}
 	for _, part := range strings.Split(text, ",") {
 		name, value, ok := strings.Cut(strings.TrimSpace(part), "=")
 		if name == "dp" {
@@ -279,7 +282,7 @@ func parseLayout(text string, l *estimate.Layout) (warnings []string, err error)
 		}
 		delete(axes, name)
 		if axis == 0 {
-			l.SumReplicas = n
+			*others[name] = n
 		} else {
 			l.Shape = l.With(axis, n)
 		}
@@ -328,6 +331,9 @@ func (e *estimateReport) write(w io.Writer) {
 	fmt.Fprintf(w, "%s on %s: %s parameters, %s active; expert_dp %d × ep %d × pp %d = %s\n", r.Model, r.Machine.Name,
 		quantity.Tokens(r.Parameters), quantity.Tokens(r.Active),
 		l.Size(comm.ExpertDP), l.Size(comm.EP), l.Size(comm.PP), quantity.Plural(int64(l.Ranks()), "rank"))
+	if l.SequenceRanks > 1 {
+		fmt.Fprintf(w, "context parallelism: %d data ranks share each sequence\n", l.SequenceRanks)
+	}
 	fmt.Fprintf(w,
 		"step: %s sequences of %s = %s tokens; sequences per data rank: %d, %d at a time; dispatch %s; recompute %s\n",
 		quantity.Grouped(int64(l.BatchSize)), quantity.Plural(int64(l.SequenceLength), "token"),
@@ -376,13 +382,19 @@ func (e *estimateReport) write(w io.Writer) {
 	add("work of the busiest rank, TFLOP", func(r *estimate.Result) string {
 		return fmt.Sprintf("%.4g", r.Computed/1e12)
 	})
-	for _, p := range []estimate.Purpose{estimate.ForDispatch, estimate.ForPipeline, estimate.ForGradients,
-		estimate.ForWeights, estimate.ForVotes} {
+	for _, p := range []estimate.Purpose{estimate.ForDispatch, estimate.ForSequences, estimate.ForPipeline,
+		estimate.ForGradients, estimate.ForWeights, estimate.ForVotes} {
+		if p == estimate.ForSequences && l.SequenceRanks <= 1 {
+			continue
+		}
 		size("sent per step: "+string(p), func(r *estimate.Result) float64 { return r.Sent(p) })
 	}
 	size("sent per step: total", func(r *estimate.Result) float64 { return r.Sent() })
 	size("received per step: votes", func(r *estimate.Result) float64 { return float64(r.Received) })
 	for _, part := range estimate.Parts() {
+		if part.Name == string(estimate.ForSequences) && l.SequenceRanks <= 1 {
+			continue
+		}
 		add("seconds: "+part.Name, func(r *estimate.Result) string { return fmt.Sprintf("%.4g", part.Of(r.Time)) })
 	}
 	add("seconds: step", func(r *estimate.Result) string { return fmt.Sprintf("%.4g", r.StepTime) })

@@ -452,14 +452,15 @@ func readWaits(text string) ([]time.Duration, error) {
 func shrink(config train.Config, room int) (int, []string, error) {
 	each := config.Layout.Ranks() / config.Layout.DP
 	for dp := min(room/each, config.Layout.DP-1); dp > 0; dp-- {
-		if config.BatchSize%(dp*config.Layout.EP) == 0 && dp%config.Layout.SumReplicas == 0 {
+		dataRanks, cp := dp*config.Layout.EP, config.Layout.CP
+		if dataRanks%cp == 0 && config.BatchSize%(dataRanks/cp) == 0 && dp%config.Layout.SumReplicas == 0 {
 			return dp * each, []string{fmt.Sprintf("%s=%d", dpVariable, dp)}, nil
 		}
 	}
 	if room < each {
 		return 0, nil, fmt.Errorf("one replica of the experts needs %d ranks (layout.ep is %d)", each, config.Layout.EP)
 	}
-	return 0, nil, fmt.Errorf("batch_size %d is not a multiple of any smaller number of data ranks, or "+
+	return 0, nil, fmt.Errorf("batch_size %d cannot be divided among any smaller number of data ranks, or "+
 		"layout.sum_replicas (%d) does not divide a smaller layout.expert_dp", config.BatchSize,
 		config.Layout.SumReplicas)
 }

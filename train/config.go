@@ -133,6 +133,10 @@ type LayoutConfig struct {
 	PP int `yaml:"pp"`                 // pipeline parallelism: stages that share the layers; default 1
 	TP int `yaml:"tp"`                 // tensor parallelism; must be 1
 
+	// CP is the number of consecutive data ranks that share each sequence (context parallelism). It
+	// divides DP·EP and does not change the number of ranks; default 1.
+	CP int `yaml:"cp"`
+
 	Optimizer estimate.Scheme `yaml:"optimizer"` // default "epso"; results do not depend on it
 	Dispatch  moe.Dispatch    `yaml:"dispatch"`  // exchange that sends tokens to their experts; default "alltoall"
 	Sums      Sums            `yaml:"sums"`      // order of the sums of gradients over ranks; default "exact"
@@ -167,6 +171,9 @@ func (l LayoutConfig) shape() comm.Shape {
 	return comm.NewShape(map[comm.Axes]int{comm.ExpertDP: l.DP, comm.PP: l.PP, comm.EP: l.EP})
 }
 
+// readers returns the number of parts into which the samples of a step are divided.
+func (l LayoutConfig) readers() int { return l.shape().Size(comm.Data) / max(1, l.CP) }
+
 // sent returns the type of gradients that ranks send, in a resolved layout.
 func (l LayoutConfig) sent() xpu.DType {
 	if l.Gradients == xpu.BFloat16.String() {
@@ -176,8 +183,9 @@ func (l LayoutConfig) sent() xpu.DType {
 }
 
 // parallel returns the part of a model that this rank of a mesh holds.
-func (l LayoutConfig) parallel(mesh *comm.Mesh) moe.Parallel {
-	return moe.Parallel{Mesh: mesh, Dispatch: l.Dispatch, UniformRouting: l.UniformRouting}
+func (l LayoutConfig) parallel(ranks *group.Group) moe.Parallel {
+	return moe.Parallel{Mesh: ranks.Mesh, Sequence: ranks.Sequence, Dispatch: l.Dispatch,
+		UniformRouting: l.UniformRouting}
 }
 
 // String describes the layout of several ranks, as in "expert_dp 2, ep 4, optimizer epso, dispatch
@@ -187,6 +195,9 @@ func (l LayoutConfig) String() string {
 	text := fmt.Sprintf("%s, optimizer %s", shape, l.Optimizer)
 	if shape.Size(comm.EP) > 1 {
 		text += ", dispatch " + string(l.Dispatch)
+	}
+	if l.CP > 1 {
+		text += fmt.Sprintf(", %d ranks a sequence", l.CP)
 	}
 	return text + l.orderOfSums()
 }
@@ -216,7 +227,7 @@ const (
 // groupOptions returns the options of the groups of ranks. hosts replaces the hosts of all ranks,
 // unless it is nil.
 func (l LayoutConfig) groupOptions(hosts []string) group.Options {
-	return group.Options{Fast: l.Sums == fastSums, InnerReplicas: l.SumReplicas, Hosts: hosts}
+	return group.Options{Fast: l.Sums == fastSums, InnerReplicas: l.SumReplicas, SequenceRanks: l.CP, Hosts: hosts}
 }
 
 // Sums is the order in which gradients are added over ranks.
@@ -286,7 +297,7 @@ func defaultConfig() Config {
 		Precision: xpu.FP32, Device: "cpu",
 		Recompute: moe.RecomputeNone,
 		Layout: LayoutConfig{DP: 1, EP: 1, PP: 1, TP: 1, Optimizer: estimate.EPSO, Dispatch: moe.AllToAll,
-			Sums: exactSums, SumReplicas: 1, Norm: gatherNorms,
+			Sums: exactSums, SumReplicas: 1, CP: 1, Norm: gatherNorms,
 			Transport: group.Auto, CheckReplicasEvery: 1000},
 		Checkpoint: CheckpointConfig{Keep: 3, KeepCopies: 3},
 		Evaluate:   EvaluateConfig{Samples: 64},
@@ -507,6 +518,7 @@ func (c Config) Validate() error {
 		oneOf("layout.gradients", c.Layout.Gradients, "", xpu.Float32.String(), xpu.BFloat16.String()),
 		oneOf("layout.sums", c.Layout.Sums, string(exactSums), string(fastSums)),
 		oneOf("layout.norm", c.Layout.Norm, string(gatherNorms), string(reduceNorms)),
+		within("layout.cp", float64(c.Layout.CP), 1, 1<<20),
 		within("layout.sum_replicas", float64(c.Layout.SumReplicas), 1, 1<<20),
 		oneOf("layout.transport", c.Layout.Transport, string(group.Auto), string(group.Local), string(group.TCP),
 			string(group.MPI)),
@@ -562,11 +574,7 @@ func (c Config) Validate() error {
 		errs = append(errs, strictyaml.Invalid("precision", "is %q, but %s needs float32 gradients; use %s",
 			c.Precision, c.Optimizer.Name, xpu.BF16Mixed))
 	}
-	if ranks := shape.Size(comm.Data); ranks > 1 && c.BatchSize%ranks != 0 {
-		errs = append(errs, strictyaml.Invalid("batch_size",
-			"is %d; must be a multiple of %s, the number of data ranks", c.BatchSize,
-			shape.Product(comm.Data, "layout.")))
-	}
+	errs = append(errs, c.checkReaders(shape)...)
 	if c.Layout.UniformRouting && c.Model.Dense() {
 		errs = append(errs, strictyaml.Invalid("layout.uniform_routing",
 			"is true, but a dense model has no router; remove it"))
@@ -636,6 +644,28 @@ func (c Config) Validate() error {
 		return found[0]
 	}
 	return found
+}
+
+// checkReaders checks that the samples of a step can be divided among the data ranks.
+func (c *Config) checkReaders(shape comm.Shape) (errs []error) {
+	ranks, cp := shape.Size(comm.Data), c.Layout.CP
+	product := shape.Product(comm.Data, "layout.")
+	switch {
+	case cp < 1: // reported elsewhere
+	case ranks%cp != 0:
+		errs = append(errs, strictyaml.Invalid("layout.cp", "is %d; must divide %s, the number of data ranks", cp,
+			product))
+	case cp > 1 && c.BatchSize%(ranks/cp) != 0:
+		errs = append(errs, strictyaml.Invalid("batch_size", "is %d; must be a multiple of %d, the number of data "+
+			"ranks, %s, divided by layout.cp = %d", c.BatchSize, ranks/cp, product, cp))
+	case ranks > 1 && cp == 1 && c.BatchSize%ranks != 0:
+		errs = append(errs, strictyaml.Invalid("batch_size",
+			"is %d; must be a multiple of %s, the number of data ranks", c.BatchSize, product))
+	}
+	if err := c.Model.CheckSequenceRanks(max(1, cp)); err != nil {
+		errs = append(errs, strictyaml.Invalid("layout.cp", "is %d, but %v", cp, err))
+	}
+	return errs
 }
 
 // maxSteps bounds counts of steps. A float64, and therefore many JSON readers, cannot represent

@@ -35,7 +35,7 @@ func TestEstimateInput(t *testing.T) {
 	want := estimate.Input{
 		Model: "mula-nano", Config: in.Config, Trainer: lion, Precision: xpu.BF16, Machine: estimate.Aurora,
 		Layout: estimate.Layout{Shape: LayoutConfig{DP: 2, EP: 4, PP: 1}.shape(), Optimizer: estimate.SO,
-			Dispatch: moe.AllGather, SumReplicas: 1, BatchSize: 8,
+			Dispatch: moe.AllGather, SumReplicas: 1, SequenceRanks: 1, BatchSize: 8,
 			MicroBatchSize: 8, SequenceLength: 16,
 			Recompute: moe.RecomputeLayers, Sources: len(mustPlan(t, plan).Sources)},
 	}
@@ -89,7 +89,7 @@ func TestEstimateIsWhatRanksSend(t *testing.T) {
 				defer groups.Close()
 				d := cpu.New(1, precision)
 				defer d.Close()
-				m, err := moe.NewParallel(c, d, layout.parallel(groups.Mesh))
+				m, err := moe.NewParallel(c, d, layout.parallel(groups))
 				if err != nil {
 					return err
 				}
@@ -179,7 +179,7 @@ func TestSumBytesAreTheCommunicators(t *testing.T) {
 							return err
 						}
 						defer groups.Close()
-						m, err := moe.NewParallel(model, device(t, 1), layout.parallel(groups.Mesh))
+						m, err := moe.NewParallel(model, device(t, 1), layout.parallel(groups))
 						if err != nil {
 							return err
 						}
@@ -226,7 +226,7 @@ func TestMemoryIsMeasured(t *testing.T) {
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	for _, l := range []LayoutConfig{{DP: 1, PP: 1, EP: 1}, {DP: 2, PP: 1, EP: 1}, {DP: 1, PP: 1, EP: 2},
 		{DP: 2, PP: 1, EP: 2}, {DP: 1, PP: 2, EP: 1}, {DP: 2, PP: 2, EP: 1}, {DP: 1, PP: 2, EP: 2},
-		{DP: 2, PP: 2, EP: 2}} {
+		{DP: 2, PP: 2, EP: 2}, {DP: 2, PP: 1, EP: 1, CP: 2}, {DP: 2, PP: 2, EP: 2, CP: 4}} {
 		for i, recompute := range moe.Recomputes() {
 			for j, precision := range xpu.Precisions() {
 				for k, scheme := range estimate.Schemes() {

@@ -255,6 +255,8 @@ type batch struct {
 	passes  int             // backward passes; may exceed the number of micro-batches
 	before  int64           // number of rows of lower ranks, each row counted once
 	pending []*comm.Pending // of each bucket whose gradients are being summed
+	// a loss of this rank is not finite; only set if ranks share sequences
+	nonFinite bool
 
 	// Of all ranks.
 	samples int
@@ -340,7 +342,7 @@ func (r *run) prepare(ctx context.Context, saved *checkpoint.Checkpoint) error {
 		err = r.measure(ctx)
 	}
 	if err == nil {
-		r.model, err = moe.NewParallel(r.config.Model.Config, r.device, r.config.Layout.parallel(r.ranks.Mesh))
+		r.model, err = moe.NewParallel(r.config.Model.Config, r.device, r.config.Layout.parallel(r.ranks))
 	}
 	if err := collective.Agree(ctx, r.ranks.World(), err); err != nil {
 		return err
@@ -434,7 +436,7 @@ func (r *run) train(ctx context.Context) error {
 func (r *run) trainOn(ctx context.Context) (*spikes.Spike, error) {
 	batch := int64(r.config.BatchSize)
 	batches, err := stream.New(ctx, r.data, stream.Options{From: r.state.Cursor.Position, To: r.config.Steps * batch,
-		BatchSize: r.config.BatchSize, Rank: r.ranks.OwnIndex(comm.Data), World: r.ranks.Size(comm.Data),
+		BatchSize: r.config.BatchSize, Rank: r.ranks.Reader(), World: r.ranks.Readers(),
 		Hosts: r.ranks.Machines(), Prefetch: 2})
 	if err != nil {
 		return nil, err
@@ -607,11 +609,11 @@ func (r *run) take(batches *stream.Stream) error {
 // countRows exchanges the numbers of rows and of unmasked targets of the current step. err is this
 // rank's error in reading its rows.
 func (r *run) countRows(ctx context.Context, err error) error {
-	b, own, n := &r.batch, r.ranks.Rank(), int64(len(r.batch.origins))
+	b, n := &r.batch, int64(len(r.batch.origins))
 	if err != nil {
 		n = -1
 	}
-	full := int64(r.config.BatchSize / r.ranks.Size(comm.Data))
+	full := int64(r.config.BatchSize / r.ranks.Readers())
 	missing, lost := r.ranks.Sum(ctx, full-n) // more than all rows if a rank has failed
 	if lost != nil {
 		return errors.Join(err, lost)
@@ -631,12 +633,13 @@ func (r *run) countRows(ctx context.Context, err error) error {
 	}
 	b.passes = (int(n) + r.config.MicroBatchSize - 1) / r.config.MicroBatchSize
 	b.samples, b.before = 0, 0
-	stage := r.ranks.Shape.Group(own, comm.Data) // other stages have the same rows
-	for _, rank := range stage {
-		if rank < own {
-			b.before += counts[rank]
+	stage := r.ranks.Shape.Group(r.ranks.Rank(), comm.Data) // other stages have the same rows
+	for reader := range r.ranks.Readers() {
+		rows := counts[stage[reader*r.ranks.Sequence.Size()]]
+		if reader < r.ranks.Reader() {
+			b.before += rows
 		}
-		b.samples += int(counts[rank])
+		b.samples += int(rows)
 	}
 	return r.countTargets(ctx)
 }
@@ -645,7 +648,7 @@ func (r *run) countRows(ctx context.Context, err error) error {
 func (r *run) fullRows(ctx context.Context, rows int) error {
 	b := &r.batch
 	b.passes = (rows + r.config.MicroBatchSize - 1) / r.config.MicroBatchSize
-	b.samples, b.before = r.config.BatchSize, int64(r.ranks.OwnIndex(comm.Data)*rows)
+	b.samples, b.before = r.config.BatchSize, int64(r.ranks.Reader()*rows)
 	return r.countTargets(ctx)
 }
 
@@ -660,7 +663,7 @@ func (r *run) countTargets(ctx context.Context) (err error) {
 		own += row.Targets
 	}
 	b.targets, err = r.ranks.Sum(ctx, own)
-	b.targets /= int64(r.ranks.Size(comm.PP)) // all stages have the same rows
+	b.targets /= int64(r.ranks.Ranks() / r.ranks.Readers()) // ranks with the same rows
 	return err
 }
 
@@ -712,8 +715,11 @@ func (r *run) backward(ctx context.Context, m *record.StepMetrics) error {
 	if collective.IsBroken(err) {
 		return err
 	}
+	if err := r.joinRowLosses(ctx); err != nil {
+		return err
+	}
 	if err := r.votes.Exchange(ctx, m, votes.Own{Err: err, Tensor: r.sharding.TakeBad(),
-		NonFinite: r.pipeline.TakeNonFinite(), Seconds: r.clock.take()}); err != nil {
+		NonFinite: r.pipeline.TakeNonFinite() || r.batch.nonFinite, Seconds: r.clock.take()}); err != nil {
 		return err
 	}
 	r.clock.begin(updating)
@@ -733,6 +739,32 @@ func (r *run) backward(ctx context.Context, m *record.StepMetrics) error {
 		if sums.Targets > 0 {
 			m.SourceLoss[name] = sums.Loss / float64(sums.Targets)
 		}
+	}
+	return nil
+}
+
+// joinRowLosses adds the losses of the parts of each row. The first of the ranks that share the
+// rows gets the sums, and the others have no rows to report. A rank that failed adds zeros; the
+// votes have its error.
+func (r *run) joinRowLosses(ctx context.Context) error {
+	r.batch.nonFinite = false
+	if r.ranks.Sequence.Size() == 1 || !r.pipeline.Last() {
+		return nil
+	}
+	losses := make([]float64, r.batch.rows.Len())
+	for i, row := range r.votes.Rows {
+		losses[i] = row.Loss
+		r.batch.nonFinite = r.batch.nonFinite || !finite(row.Loss)
+	}
+	if err := comm.AllReduce(ctx, r.ranks.Sequence, losses); err != nil {
+		return &collective.BrokenError{Err: fmt.Errorf("step %d: adding losses of the ranks that share sequences: %w",
+			r.state.Step, err)}
+	}
+	if r.ranks.Sequence.Rank() > 0 {
+		r.votes.Rows = r.votes.Rows[:0]
+	}
+	for i := range r.votes.Rows {
+		r.votes.Rows[i].Loss = losses[i]
 	}
 	return nil
 }

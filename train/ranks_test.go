@@ -45,6 +45,7 @@ func ranksConfig(t testing.TB, plan string, l LayoutConfig, more string) Config 
 	if l.DP > 0 {
 		c.Layout.DP, c.Layout.PP, c.Layout.EP = l.DP, max(1, l.PP), l.EP
 	}
+	c.Layout.CP = max(1, l.CP)
 	if l.Optimizer != "" {
 		c.Layout.Optimizer = l.Optimizer
 	}

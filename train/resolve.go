@@ -31,6 +31,10 @@ func (c Config) resolve(p *blend.Plan) (Config, error) {
 			"is %d, but the plan's windows have %d tokens; must be at least the window length",
 			c.Model.MaxPositions, p.SequenceLength)
 	}
+	if n := c.Layout.CP; n > 1 && p.SequenceLength%n != 0 {
+		return bad("layout.cp", "is %d; must divide the length of the plan's windows, which is %d tokens", n,
+			p.SequenceLength)
+	}
 	if c.MicroBatchSize == 0 {
 		c.MicroBatchSize = min(8, c.BatchSize)
 	}
@@ -168,7 +172,8 @@ var free = []string{"plan", "output", "tokenizer", "initialize_from", "model.pre
 	"metrics_listen", "plan_change", "verify", "reverify_seconds",
 	// These determine where something is computed, and the order of sums. They change at most the
 	// last bits, and State.Arithmetic records them.
-	"layout.expert_dp", "layout.ep", "layout.pp", "layout.tp", "layout.optimizer", "layout.dispatch", "layout.sums",
+	"layout.expert_dp", "layout.ep", "layout.pp", "layout.tp", "layout.cp", "layout.optimizer", "layout.dispatch",
+	"layout.sums",
 	"layout.sum_replicas", "layout.norm", "layout.transport", "layout.check_replicas_every"}
 
 // identity returns the fields of a resolved configuration that determine the weights, as JSON text

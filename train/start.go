@@ -203,6 +203,9 @@ func (r *run) arithmetic() string {
 	text := fmt.Sprintf("%s, order of sums %d", r.device.Arithmetic(), moe.OrderOfSums)
 	if s := r.ranks.Shape; s.Size(comm.Data) > 1 { // pipeline stages do not change the result
 		text += fmt.Sprintf(", dp %d, ep %d", s.Size(comm.ExpertDP), s.Size(comm.EP))
+		if cp := r.config.Layout.CP; cp > 1 {
+			text += fmt.Sprintf(", cp %d", cp)
+		}
 		text += r.config.Layout.orderOfSums()
 	}
 	if r.config.Layout.Norm == reduceNorms {

@@ -14,7 +14,6 @@ import (
 	"mula/train/pipeline"
 	"mula/train/samples"
 	"mula/xpu"
-	"mula/xpu/comm"
 )
 
 // A Summary describes a run before it starts, before large memory is allocated.
@@ -145,7 +144,7 @@ func summarize(c Config, p *blend.Plan, device string) Summary {
 }
 
 // rankRows returns the number of rows of a step on a rank.
-func (c Config) rankRows() int { return c.BatchSize / c.Layout.shape().Size(comm.Data) }
+func (c Config) rankRows() int { return c.BatchSize / c.Layout.readers() }
 
 // memory returns the memory of a rank of the largest stage, with micro-batches of the given number
 // of rows.
@@ -194,8 +193,9 @@ func (c Config) estimateLayout(sequenceLength int) estimate.Layout {
 	return estimate.Layout{
 		Shape:     c.Layout.shape(),
 		Optimizer: c.Layout.Optimizer, Dispatch: c.Layout.Dispatch, SumReplicas: c.Layout.SumReplicas,
-		ReduceNorm: c.Layout.Norm == reduceNorms,
-		BatchSize:  c.BatchSize, MicroBatchSize: c.MicroBatchSize, SequenceLength: sequenceLength,
+		SequenceRanks: c.Layout.CP,
+		ReduceNorm:    c.Layout.Norm == reduceNorms,
+		BatchSize:     c.BatchSize, MicroBatchSize: c.MicroBatchSize, SequenceLength: sequenceLength,
 		Recompute: c.Recompute, Documents: c.Attention == samples.DocumentAttention,
 		Background: c.Checkpoint.Background,
 	}

@@ -105,7 +105,7 @@ func Compute(in Input) (*Result, error) {
 	r := &Result{Input: in, Parameters: in.Config.TotalParameters(), Active: in.Config.ActiveParameters(),
 		Stages: stages, Memory: RankMemory(in.Config, onHosts, in.Trainer)}
 	c, l, m := in.Config, in.Layout, &in.Machine
-	tokens := float64(l.Sequences()) * float64(l.SequenceLength) // of a data rank
+	tokens := float64(l.tokens()) // of a data rank
 	r.FLOPs = c.FLOPsPerToken(l.SequenceLength) * tokens / float64(l.Size(comm.PP))
 	peak := m.peak(in.Precision != xpu.FP32)
 
@@ -116,6 +116,7 @@ func Compute(in Input) (*Result, error) {
 		work, again := flops(c, l, s)
 		r.Computed = max(r.Computed, (work+again)*tokens)
 		dispatch := dispatchTraffic(c, s.Layers, l, in.Trainer)
+		sequences := sequenceTraffic(c, s, l, in.Trainer)
 		weights := OptimizerTraffic(s.Replicated, s.Divided, l, in.Trainer)
 		votes := slices.Concat(StageVotes(c, i, l, in.Trainer), ofWorld)
 		forVotes = max(forVotes, r.seconds(votes))
@@ -125,16 +126,17 @@ func Compute(in Input) (*Result, error) {
 			}
 		}
 		if i == 0 || sent(weights) > r.Sent(ForGradients, ForWeights) {
-			r.Traffic = slices.Concat(dispatch, PipelineTraffic(c, l, in.Trainer), weights, votes)
+			r.Traffic = slices.Concat(dispatch, sequences, PipelineTraffic(c, l, in.Trainer), weights, votes)
 		}
 		r.Stepped = max(r.Stepped, Stepped(s.Replicated, s.Divided, l))
 
 		micro := float64(l.MicroBatches())
 		pass := Time{
 			Compute: (work +
-				again) * float64(l.microBatch()) * float64(l.SequenceLength) / (peak * m.ComputeEfficiency.Value),
-			Dispatch: r.seconds(dispatch) / micro,
-			Stages:   r.seconds(PipelineTraffic(c, l, in.Trainer)) / micro,
+				again) * float64(l.microBatch()) * float64(l.rowTokens()) / (peak * m.ComputeEfficiency.Value),
+			Dispatch:  r.seconds(dispatch) / micro,
+			Sequences: r.seconds(sequences) / micro,
+			Stages:    r.seconds(PipelineTraffic(c, l, in.Trainer)) / micro,
 		}
 		if pass.Passes() > slowest.Passes() {
 			slowest = pass
@@ -154,6 +156,7 @@ func Compute(in Input) (*Result, error) {
 	}
 	micro := float64(l.MicroBatches())
 	r.Time.Compute, r.Time.Dispatch, r.Time.Stages = micro*slowest.Compute, micro*slowest.Dispatch, micro*slowest.Stages
+	r.Time.Sequences = micro * slowest.Sequences
 	r.Time.Votes = forVotes
 	r.Time.Bubble = float64(l.Size(comm.PP)-1) * slowest.Passes()
 	r.StepTime = r.Time.Step()
@@ -196,7 +199,12 @@ func buckets(c moe.Config, l Layout, i int, s Stage, g comm.Axes) int {
 func (r *Result) seconds(exchanges []Exchange) float64 {
 	sum := 0.0
 	for _, e := range exchanges {
-		sum += r.Machine.seconds(r.Machine.place(r.Layout, e.Group), e, r.collectives())
+		place := r.Machine.place(r.Layout, e.Group)
+		if e.Purpose == ForSequences { // consecutive ranks of the group
+			place.inNode = min(e.Ranks, place.inNode)
+			place.nodes = (e.Ranks + place.inNode - 1) / place.inNode
+		}
+		sum += r.Machine.seconds(place, e, r.collectives())
 	}
 	return sum
 }

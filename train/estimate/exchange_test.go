@@ -283,6 +283,60 @@ func TestDispatchTrafficIsCounted(t *testing.T) {
 	}
 }
 
+// Ranks that share sequences send the bytes of the formula in the attention.
+func TestSequenceTrafficIsCounted(t *testing.T) {
+	const rows, length, micro = 2, 24, 2
+	experts, err := moe.Preset("mula-nano")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dense := experts
+	dense.Architecture, dense.Experts, dense.ExpertsPerToken, dense.KVHeads, dense.RouterAuxLossCoef = moe.Llama, 0, 0,
+		2, 0
+	for _, test := range []struct {
+		c  moe.Config
+		cp int
+	}{{experts, 2}, {experts, 4}, {dense, 2}} {
+		for _, recompute := range []moe.Recompute{moe.RecomputeNone, moe.RecomputeExperts, moe.RecomputeLayers} {
+			l := Layout{Shape: shape(4, 1, 1), Optimizer: EPSO, Dispatch: moe.AllToAll, SequenceRanks: test.cp,
+				BatchSize:      4 / test.cp * rows * micro,
+				MicroBatchSize: rows, SequenceLength: length, Recompute: recompute}
+			counts := run(t, 4, func(ctx context.Context, world *comm.Comm) (*comm.Comm, error) {
+				device := cpu.New(1, xpu.FP32)
+				defer device.Close()
+				mesh, err := comm.NewMesh(ctx, world, l.Shape)
+				if err != nil {
+					return nil, err
+				}
+				sequence, err := mesh.Consecutive(ctx, comm.Data, test.cp)
+				if err != nil {
+					return nil, err
+				}
+				m, err := moe.NewParallel(test.c, device, moe.Parallel{Mesh: mesh, Sequence: sequence})
+				if err != nil {
+					return nil, err
+				}
+				m.SetRecompute(recompute)
+				for range micro {
+					if _, err := m.Backward(ctx, moe.Batch{Rows: rows, SequenceLength: length,
+						Tokens: make([]uint32, rows*(length+1))}, moe.BackwardOptions{}); err != nil {
+						return nil, err
+					}
+				}
+				return sequence, nil
+			})
+			stages, err := Stages(test.c, l)
+			if err != nil {
+				t.Fatal(err)
+			}
+			e := sequenceTraffic(test.c, stages[0], l, Mula)[0] // without the losses, which package train sends
+			if got, want := counts[comm.OpAllToAll], e.Total*int64(4/test.cp); got != want {
+				t.Errorf("cp %d, recompute %s: %d bytes were sent, the formula says %d", test.cp, recompute, got, want)
+			}
+		}
+	}
+}
+
 // Every rank receives the bytes of the formula for votes, for several numbers of ranks, on one host
 // and on several.
 func TestVotesReceived(t *testing.T) {

@@ -32,8 +32,11 @@ type Layout struct {
 	Optimizer Scheme       `json:"optimizer"`
 	Dispatch  moe.Dispatch `json:"dispatch"`
 
-	SumReplicas int  `json:"sum_replicas"` // layout.sum_replicas; 0 means 1
-	ReduceNorm  bool `json:"reduce_norm"`  // layout.norm is reduce
+	SumReplicas int `json:"sum_replicas"` // layout.sum_replicas; 0 means 1
+	// layout.cp: consecutive data ranks that share each sequence; 0 means 1
+	SequenceRanks int `json:"cp"`
+
+	ReduceNorm bool `json:"reduce_norm"` // layout.norm is reduce
 
 	BatchSize      int           `json:"batch_size"`       // sequences per step, over all ranks
 	MicroBatchSize int           `json:"micro_batch_size"` // sequences that a rank computes at once
@@ -62,11 +65,24 @@ func (l Layout) MarshalJSON() ([]byte, error) {
 	}{l.Size(comm.ExpertDP), l.Size(comm.EP), l.Size(comm.PP), fields(l)})
 }
 
-// DataRanks is the data-parallel size, as in Megatron: the number of blocks of sequences in a step.
+// DataRanks is the number of ranks that have the same replicated weights. Without context
+// parallelism it is the data-parallel size, as in Megatron.
 func (l Layout) DataRanks() int { return l.Size(comm.Data) }
 
-// Sequences is the number of sequences of a data rank per step.
-func (l Layout) Sequences() int { return l.BatchSize / l.DataRanks() }
+func (l Layout) sequenceRanks() int { return max(1, l.SequenceRanks) }
+
+// readers is the number of blocks of sequences in a step.
+func (l Layout) readers() int { return l.DataRanks() / l.sequenceRanks() }
+
+// Sequences is the number of sequences of a data rank per step. It computes all their tokens, or an
+// equal part of each sequence.
+func (l Layout) Sequences() int { return l.BatchSize / l.readers() }
+
+// rowTokens is the number of tokens of a sequence that a rank computes.
+func (l Layout) rowTokens() int { return l.SequenceLength / l.sequenceRanks() }
+
+// tokens is the number of tokens of a data rank per step.
+func (l Layout) tokens() int64 { return int64(l.Sequences()) * int64(l.rowTokens()) }
 
 // MicroBatches is the number of micro-batches of a data rank per step.
 func (l Layout) MicroBatches() int { return (l.Sequences() + l.microBatch() - 1) / l.microBatch() }
@@ -100,7 +116,20 @@ func (l Layout) check(c moe.Config) error {
 	if n := l.SumReplicas; n > 0 && l.Size(comm.ExpertDP)%n != 0 {
 		return fmt.Errorf("sum_replicas is %d; it must divide expert_dp, which is %d", n, l.Size(comm.ExpertDP))
 	}
-	if l.BatchSize%l.DataRanks() != 0 {
+	if n := l.sequenceRanks(); n > 1 {
+		switch {
+		case l.DataRanks()%n != 0:
+			return fmt.Errorf("cp is %d; it must divide the %d data ranks (expert_dp·ep)", n, l.DataRanks())
+		case l.SequenceLength%n != 0:
+			return fmt.Errorf("cp is %d; it must divide the sequence length, which is %d", n, l.SequenceLength)
+		case l.BatchSize%l.readers() != 0:
+			return fmt.Errorf("the batch has %d sequences, which is not a multiple of the %d data ranks "+
+				"(expert_dp·ep) divided by cp, which is %d", l.BatchSize, l.DataRanks(), n)
+		}
+		if err := c.CheckSequenceRanks(n); err != nil {
+			return fmt.Errorf("cp is %d, but %w", n, err)
+		}
+	} else if l.BatchSize%l.DataRanks() != 0 {
 		return fmt.Errorf("the batch has %d sequences, which is not a multiple of the %d data ranks (expert_dp·ep); "+
 			"make it a multiple of %d", l.BatchSize, l.DataRanks(), l.DataRanks())
 	}

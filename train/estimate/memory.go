@@ -59,7 +59,7 @@ func StageMemory(c moe.Config, l Layout, t Trainer, i int) Memory {
 		Weights: n * int64(t.Weights), Gradients: n * int64(t.accumulated()),
 	}
 	m.Optimizer, m.HostOnly = stateBytes(c, l, t, s, i)
-	tokens := int64(l.microBatch()) * int64(l.SequenceLength)
+	tokens := int64(l.microBatch()) * int64(l.rowTokens())
 	hidden := tokens * int64(c.HiddenSize) * int64(t.Activations)
 	inFlight := min(l.Size(comm.PP)-i, l.MicroBatches()) // 1F1B: micro-batches between their forward and backward pass
 	if t.Own {                                           // counted exactly
@@ -68,9 +68,10 @@ func StageMemory(c moe.Config, l Layout, t Trainer, i int) Memory {
 			m.Checkpoint = over(savedBytes(c, t), int64(l.Ranks()))
 		}
 		m.Exchange, m.HostOnly = sums+stageBytes(c, l, t)+roundedBytes(c, l, t, s), m.HostOnly+sums+m.Checkpoint
-		m.Activations = c.Memory(moe.Pass{Rows: l.microBatch(), SequenceLength: l.SequenceLength,
-			Recompute: l.Recompute, Documents: l.Documents, Shape: l.Shape, Dispatch: l.Dispatch,
-			Stage: i, InFlight: inFlight}).Buffers
+		pass := c.Memory(moe.Pass{Rows: l.microBatch(), SequenceLength: l.SequenceLength,
+			SequenceRanks: l.sequenceRanks(), Recompute: l.Recompute, Documents: l.Documents, Shape: l.Shape,
+			Dispatch: l.Dispatch, Stage: i, InFlight: inFlight})
+		m.Activations, m.HostOnly = pass.Buffers, m.HostOnly+pass.OnHost
 		return m
 	}
 	saved, scratch := activations(c, l, s)

@@ -16,6 +16,7 @@ type Purpose string
 // The purposes.
 const (
 	ForDispatch  Purpose = "dispatch"  // tokens to their experts and back, forward and backward
+	ForSequences Purpose = "sequences" // heads of the attention, between ranks that share sequences
 	ForPipeline  Purpose = "pipeline"  // hidden states and their gradients between stages
 	ForGradients Purpose = "gradients" // sums over ranks
 	ForWeights   Purpose = "weights"   // from their owners to the other ranks that have them
@@ -94,7 +95,7 @@ func dispatchTraffic(c moe.Config, layers int, l Layout, t Trainer) []Exchange {
 		return nil
 	}
 	micro, n := int64(l.MicroBatches()), int64(l.Size(comm.EP))
-	tokens := float64(l.Sequences()) * float64(l.SequenceLength)
+	tokens := float64(l.tokens())
 	// hidden states that a rank sends per layer
 	copies := int64(math.Round(tokens * c.ExpectedCopies(l.Dispatch, l.Size(comm.EP))))
 	h, k, depth, again := int64(c.HiddenSize), int64(c.ExpertsPerToken), int64(layers), int64(0)
@@ -134,6 +135,35 @@ func dispatchTraffic(c moe.Config, layers int, l Layout, t Trainer) []Exchange {
 		n*((there+back)*number+4*counts))}
 }
 
+// sequenceTraffic returns the exchanges per step between ranks that share sequences, for a rank of
+// a stage: in each layer and pass the operands of the attention and its result, and once the losses
+// of the sequences, 8 bytes each. A layer whose buffers no other layer has used since its forward
+// pass does not exchange its queries, keys and values again. For other trainers it returns nil.
+func sequenceTraffic(c moe.Config, s Stage, l Layout, t Trainer) []Exchange {
+	n := int64(l.sequenceRanks())
+	if n == 1 || !t.Own {
+		return nil
+	}
+	micro, depth := int64(l.MicroBatches()), int64(s.Layers)
+	again := depth
+	if l.Size(comm.PP) == 1 || micro == 1 {
+		again-- // the last layer
+	}
+	queries, all := int64(c.QueryWidth()), int64(c.QueryWidth()+2*c.KVWidth())
+	width, calls := 2*depth*(all+queries)+again*all, 4*depth+again
+	if l.Recompute == moe.RecomputeLayers {
+		width, calls = width+again*queries, calls+again
+	}
+	// A rank keeps its own part.
+	total := l.tokens() * width * int64(t.Activations) * (n - 1)
+	out := []Exchange{exchange(ForSequences, comm.OpAllToAll, comm.Data, int(n), int(micro*calls), total)}
+	if s.Head {
+		out = append(out, exchange(ForSequences, comm.OpAllReduce, comm.Data, int(n), 1,
+			2*8*int64(l.Sequences())*(n-1)))
+	}
+	return out
+}
+
 // PipelineTraffic returns the exchanges between stages per step: hidden states of each micro-batch
 // forward, and their gradients backward. mula also sends, in a separate message, the sums over
 // layers for the losses of the router, and their gradients: 2E+2 numbers of 8 bytes.
@@ -141,7 +171,7 @@ func PipelineTraffic(c moe.Config, l Layout, t Trainer) []Exchange {
 	if l.Size(comm.PP) == 1 {
 		return nil
 	}
-	tokens := int64(l.Sequences()) * int64(l.SequenceLength)
+	tokens := l.tokens()
 	calls, total := 2*l.MicroBatches(), tokens*int64(c.HiddenSize)*int64(t.Activations)
 	if t.Own && c.Experts > 0 {
 		calls *= 2

@@ -155,14 +155,15 @@ type evaluator struct {
 // losses returns on all ranks the sums of the cross entropies of n windows of a source, in order,
 // and the number of unmasked targets of each window. The windows are evenly spaced over the split.
 func (e *evaluator) losses(ctx context.Context, source int, n int64) ([]float64, []int64, error) {
-	readers := e.mesh.Size(comm.Data)
+	ranks := e.pipeline.Model.Sequence().Size() // with the same windows
+	readers := e.mesh.Size(comm.Data) / ranks
 	shares, most := make([]int, readers+1), 0 // passes of the rank with the most passes
 	for reader := range readers {
 		shares[reader+1] = int(n/int64(readers)*int64(reader+1) + n%int64(readers)*int64(reader+1)/int64(readers))
 		most = max(most, (shares[reader+1]-shares[reader]+e.batch-1)/e.batch)
 	}
 	all, targets := make([]float64, n), make([]int64, n)
-	own := e.mesh.OwnIndex(comm.Data)
+	own := e.mesh.OwnIndex(comm.Data) / ranks
 	from, to := shares[own], shares[own+1]
 	e.passes = 0
 	err := e.compute(ctx, source, n, from, all[from:to], targets[from:to])
@@ -170,7 +171,7 @@ func (e *evaluator) losses(ctx context.Context, source int, n int64) ([]float64,
 	// in its pipeline.
 	switch {
 	case e.mesh.Size(comm.EP) > 1:
-	case e.mesh.Size(comm.PP) > 1:
+	case e.mesh.Size(comm.PP) > 1, ranks > 1:
 		most = (to - from + e.batch - 1) / e.batch
 	default:
 		most = 0
@@ -187,8 +188,9 @@ func (e *evaluator) losses(ctx context.Context, source int, n int64) ([]float64,
 	bounds := make([]int, e.mesh.Ranks()+1) // of the ranks with losses
 	for rank := range e.mesh.Ranks() {
 		bounds[rank+1] = bounds[rank]
-		if e.mesh.Index(rank, comm.PP) == e.mesh.Size(comm.PP)-1 {
-			bounds[rank+1] = shares[e.mesh.Index(rank, comm.Data)+1]
+		reader := e.mesh.Index(rank, comm.Data)
+		if e.mesh.Index(rank, comm.PP) == e.mesh.Size(comm.PP)-1 && reader%ranks == 0 {
+			bounds[rank+1] = shares[reader/ranks+1]
 		}
 	}
 	err = comm.AllGather(ctx, e.mesh.World(), all, bounds)

@@ -137,6 +137,10 @@ type Group struct {
 	Within *comm.Comm // the ranks of [comm.EP] again, for gradients in transit at the same time as tokens
 	Stage  *comm.Comm // the ranks of [comm.Data] again, for votes
 
+	// Sequence has the ranks that share sequences: consecutive ranks of [comm.Data], which read the
+	// same samples.
+	Sequence *comm.Comm
+
 	Hosts   []string // of each rank
 	sharing int      // ranks on the same processors of this host, including this rank
 
@@ -148,6 +152,7 @@ type Group struct {
 type Options struct {
 	Fast          bool     // for [comm.Comm.SetFast]
 	InnerReplicas int      // for [comm.Mesh.SetInner]; 0 means 1
+	SequenceRanks int      // ranks that share each sequence; 0 means 1
 	Hosts         []string // of all ranks, instead of this machine's, for tests
 }
 
@@ -160,6 +165,9 @@ func New(ctx context.Context, world *comm.Comm, shape comm.Shape, options Option
 	g := &Group{Mesh: mesh}
 	if g.Within, err = mesh.Split(ctx, comm.EP); err == nil {
 		g.Stage, err = mesh.Split(ctx, comm.Data)
+	}
+	if err == nil {
+		g.Sequence, err = mesh.Consecutive(ctx, comm.Data, max(1, options.SequenceRanks))
 	}
 	if err != nil {
 		g.Close()
@@ -192,6 +200,16 @@ func New(ctx context.Context, world *comm.Comm, shape comm.Shape, options Option
 	mesh.SetHosts(g.Hosts)
 	return g, nil
 }
+
+// Readers returns the number of parts into which the samples of a step are divided. Ranks of other
+// pipeline stages and ranks that share sequences read the same part.
+func (g *Group) Readers() int { return g.Size(comm.Data) / g.Sequence.Size() }
+
+// Reader returns the number of this rank's part of the samples.
+func (g *Group) Reader() int { return g.ReaderOf(g.Rank()) }
+
+// ReaderOf returns the number of a rank's part of the samples.
+func (g *Group) ReaderOf(rank int) int { return g.Index(rank, comm.Data) / g.Sequence.Size() }
 
 // Machines returns the number of machines on which the ranks run.
 func (g *Group) Machines() int {

@@ -25,6 +25,7 @@ type Pipeline struct {
 	Model  *moe.Model
 	device xpu.Device
 	length int // tokens of a row
+	own    int // of these, the tokens that this rank computes
 
 	experts bool // other ranks have experts of this stage, so each pass needs all ranks
 
@@ -45,14 +46,14 @@ type relay struct {
 // New returns the pipeline of a rank.
 func New(mesh *comm.Mesh, m *moe.Model, sequenceLength int) (*Pipeline, error) {
 	p := &Pipeline{group: mesh.Group(comm.PP), Model: m, device: m.Device(), length: sequenceLength,
-		experts: mesh.Size(comm.EP) > 1}
+		own: sequenceLength / m.Sequence().Size(), experts: mesh.Size(comm.EP) > 1}
 	p.computed = make([]bool, p.group.Size()-p.group.Rank())
 	if p.group.Size() == 1 {
 		return p, nil // no neighbour
 	}
 	var errs [3]error
 	for i, made := range []**moe.Relay{&p.in.Relay, &p.out.Relay, &p.none} {
-		*made, errs[i] = m.NewRelay(0, sequenceLength)
+		*made, errs[i] = m.NewRelay(0, p.own)
 	}
 	return p, errors.Join(errs[:]...)
 }
@@ -120,7 +121,7 @@ func (p *Pipeline) relay(r *relay, stage, rows int) (*moe.Relay, error) {
 	if stage < 0 || stage == p.group.Size() {
 		return nil, nil
 	}
-	tokens := rows * p.length
+	tokens := rows * p.own
 	if !r.memory.Present() || tokens > r.memory.Dim(0) {
 		if r.memory.Present() {
 			p.device.Release(r.memory)
@@ -190,7 +191,8 @@ func (s Step) failed(first, end int, err error) error {
 
 // Backward computes the gradients of this rank's rows of a step. It calls each after every
 // micro-batch that has rows. If a batch cannot be computed, the rank continues without rows, and
-// Backward returns the error at the end.
+// Backward returns the error at the end. If other ranks share the rows, it returns a
+// [collective.BrokenError] at once, because they wait for this rank in the attention.
 func (p *Pipeline) Backward(ctx context.Context, s Step, options moe.BackwardOptions,
 	each func(first, end int, stats moe.Stats)) error {
 	if p.group.Size() > 1 {
@@ -224,6 +226,9 @@ func (p *Pipeline) whole(ctx context.Context, s Step, options moe.BackwardOption
 			return &collective.BrokenError{Err: errors.Join(failed, fmt.Errorf("step %d: %w", s.Number, err))}
 		default:
 			failed = s.failed(first, end, err)
+			if p.own < p.length {
+				return &collective.BrokenError{Err: failed}
+			}
 			if !p.experts {
 				continue
 			}
@@ -264,6 +269,9 @@ func (p *Pipeline) stages(ctx context.Context, s Step, options moe.BackwardOptio
 					return err
 				}
 				failed = s.failed(first, end, err)
+				if p.own < p.length {
+					return failed
+				}
 			}
 			in, out = p.blank(in, out)
 			if !p.experts {
@@ -313,7 +321,30 @@ func (p *Pipeline) stages(ctx context.Context, s Step, options moe.BackwardOptio
 // Loss computes the losses of a batch without a backward pass. The last stage has the losses. A
 // batch without rows, although rows is above 0, could not be read. A stage continues when the next
 // stage has received the batch, so at most one batch waits at a stage.
-func (p *Pipeline) Loss(ctx context.Context, batch moe.Batch, rows int) (stats moe.Stats, err error) {
+//
+// Ranks that share sequences get the same losses of rows. They compute a batch only if all of them
+// have read it.
+func (p *Pipeline) Loss(ctx context.Context, batch moe.Batch, rows int) (moe.Stats, error) {
+	sequence := p.Model.Sequence()
+	if sequence.Size() == 1 {
+		return p.loss(ctx, batch, rows)
+	}
+	missing := []int64{int64(rows - batch.Rows)}
+	if err := comm.AllReduce(ctx, sequence, missing); err != nil {
+		return moe.Stats{}, err
+	}
+	if missing[0] > 0 {
+		batch = moe.Batch{SequenceLength: p.length}
+	}
+	stats, err := p.loss(ctx, batch, rows)
+	if err != nil || !p.Last() || batch.Rows == 0 {
+		return stats, err
+	}
+	return stats, comm.AllReduce(ctx, sequence, stats.RowLoss)
+}
+
+// loss is [Pipeline.Loss] of a rank that has complete rows.
+func (p *Pipeline) loss(ctx context.Context, batch moe.Batch, rows int) (stats moe.Stats, err error) {
 	var failed error
 	note := []byte{1}
 	err = p.pass(ctx, 1, rows, func(in, out *moe.Relay) error {

@@ -98,7 +98,7 @@ type Own struct {
 // New returns the votes of a run with batchSize rows in a step, from the given number of sources.
 func New(ranks *group.Group, model moe.Config, batchSize, sources int) *Votes {
 	n := ranks.Size(comm.Data)
-	v := &Votes{ranks: ranks, model: model, stages: ranks.Size(comm.PP), slots: batchSize / n,
+	v := &Votes{ranks: ranks, model: model, stages: ranks.Size(comm.PP), slots: batchSize / ranks.Readers(),
 		sources: sources, section: sectionOf(n), decisions: make([]float64, decisionCount+ranks.Size(comm.PP)),
 		bounds: make([]int, ranks.Ranks()+1)}
 	stage := ranks.OwnIndex(comm.PP)
@@ -233,7 +233,7 @@ func (v *Votes) Gather(ctx context.Context) error {
 	v.Rows = v.Rows[:0]
 	for rank := range n {
 		if v.ranks.Index(rank, comm.PP) == v.stages-1 {
-			v.Rows = slices.AppendSeq(v.Rows, v.rows(v.ranks.Index(rank, comm.Data), v.of(rank)))
+			v.Rows = slices.AppendSeq(v.Rows, v.rows(v.ranks.ReaderOf(rank), v.of(rank)))
 		}
 	}
 	return nil
@@ -249,12 +249,12 @@ func (v *Votes) slot(vote []uint64, i int) []uint64 {
 
 // reader returns the number of the reader of a position, among the ranks that read rows.
 func (v *Votes) reader(position int64) int {
-	return int(position / int64(v.slots) % int64(v.ranks.Size(comm.Data)))
+	return int(position / int64(v.slots) % int64(v.ranks.Readers()))
 }
 
 // RowsOf returns the rows that a rank has read, or all rows if the rank has none.
 func (v *Votes) RowsOf(rank int) []Row {
-	reader := v.ranks.Index(rank, comm.Data)
+	reader := v.ranks.ReaderOf(rank)
 	rows := slices.DeleteFunc(slices.Clone(v.Rows), func(row Row) bool { return v.reader(row.Position) != reader })
 	if len(rows) == 0 { // all positions of the rank are skipped
 		return v.Rows
@@ -273,10 +273,17 @@ func (v *Votes) firstBadStage(rank int) int {
 	return rank
 }
 
-// BadLoss returns the rank that caused the non-finite loss of a position.
+// BadLoss returns the rank that caused the non-finite loss of a position. Of ranks that share the
+// row, it is the first that has computed non-finite values.
 func (v *Votes) BadLoss(position int64) int {
-	last := v.ranks.At(0, comm.PP, v.ranks.Size(comm.PP)-1)
-	return v.firstBadStage(v.ranks.At(last, comm.Data, v.reader(position)))
+	last, n := v.ranks.At(0, comm.PP, v.ranks.Size(comm.PP)-1), v.ranks.Sequence.Size()
+	first := v.reader(position) * n
+	for number := first; number < first+n; number++ {
+		if bad := v.firstBadStage(v.ranks.At(last, comm.Data, number)); v.of(bad)[voteNonFinite] != 0 {
+			return bad
+		}
+	}
+	return v.firstBadStage(v.ranks.At(last, comm.Data, first))
 }
 
 // BadRouterLoss returns the rank that caused the first non-finite loss of a router, or -1.
@@ -315,11 +322,11 @@ func (v *Votes) Diverged() bool {
 	hosts, readers := map[string]bool{}, map[int]bool{}
 	for rank := range v.ranks.Ranks() {
 		if !v.finite(rank) {
-			readers[v.ranks.Index(rank, comm.Data)] = true
+			readers[v.ranks.ReaderOf(rank)] = true
 			hosts[v.ranks.Hosts[v.firstBadStage(rank)]] = true
 		}
 	}
-	return len(hosts) != 1 || len(readers) == v.ranks.Size(comm.Data) && len(readers) > 1
+	return len(hosts) != 1 || len(readers) == v.ranks.Readers() && len(readers) > 1
 }
 
 // finite reports whether all values in the vote of a rank are finite: its losses, and its own

@@ -1,0 +1,115 @@
+package train
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"mula/blend/fingerprint"
+	"mula/internal/longtest"
+	"mula/train/estimate"
+)
+
+// sequenceConfig is a run whose losses do not depend on the division of tokens among ranks.
+func sequenceConfig(t testing.TB, plan string, l LayoutConfig, more string) Config {
+	t.Helper()
+	return ranksConfig(t, plan, l, "aux_loss: {form: none}\n"+more)
+}
+
+// Runs whose ranks share sequences consume the samples of one rank, and have its losses and
+// gradients up to rounding. Schemes and pipeline stages change no bit.
+func TestSequenceLayouts(t *testing.T) {
+	longtest.SkipIfShort(t)
+	t.Parallel()
+	for _, attention := range []string{"", "attention: documents\n"} {
+		plan := makePlan(t, t.TempDir(), "plan.json", "")
+		one := mustRunRanks(t, sequenceConfig(t, plan, LayoutConfig{}, attention), Options{})
+		same := map[string]runOutcome{} // by the layout without stages and scheme
+		for _, l := range []LayoutConfig{{DP: 2, EP: 1, CP: 2, Optimizer: estimate.EPSO}, {DP: 2, EP: 1, CP: 2, PP: 2},
+			{DP: 2, EP: 1, CP: 2, Optimizer: estimate.Unsharded}, {DP: 2, EP: 2, CP: 2}, {DP: 1, EP: 4, CP: 4},
+			{DP: 2, EP: 2, CP: 4, Optimizer: estimate.SO}, {DP: 2, EP: 2, CP: 4}} {
+			got := mustRunRanks(t, sequenceConfig(t, plan, l, attention), Options{})
+			for name, most := range map[string]float64{"loss": 1e-6, "grad_norm": 1e-5, "samples": 0, "tokens": 0,
+				"eval.loss": 1e-6, "eval.mix_loss": 1e-6, "eval.margin": 1e-4, "update_ratio.norms": 1e-4} {
+				if d := apart(t, one.lines, got.lines, name); d > most {
+					t.Errorf("%+v, %s: %s differs from one rank's by %v, at most %v is allowed", l, attention, name, d,
+						most)
+				}
+			}
+			if a, b := logOf(t, one), logOf(t, got); a != b {
+				t.Errorf("%+v, %s: fingerprints differ from one rank's", l, attention)
+			}
+			l.PP, l.Optimizer = 0, ""
+			if other, ok := same[l.String()]; !ok {
+				same[l.String()] = got
+			} else if other.Weights != got.Weights {
+				t.Errorf("%+v, %s: weights differ with the scheme or the stages", l, attention)
+			}
+		}
+	}
+}
+
+// logOf returns the fingerprints of a run.
+func logOf(t testing.TB, o runOutcome) string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(filepath.Dir(filepath.Dir(o.Checkpoint)), fingerprint.LogFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// A run resumes with the same bits, and with another number of ranks a sequence.
+func TestSequenceResumes(t *testing.T) {
+	t.Parallel()
+	plan := makePlan(t, t.TempDir(), "plan.json", "")
+	layout := LayoutConfig{DP: 2, EP: 1, CP: 2}
+	whole := mustRunRanks(t, sequenceConfig(t, plan, layout, "steps: 6\nrecompute: layers\n"), Options{})
+	for cp, want := range map[int]float64{2: 0, 1: 1e-6} {
+		c := sequenceConfig(t, plan, layout, "steps: 6\ncheckpoint: {every: 3}\nrecompute: layers\n")
+		mustRun(t, c, stopAfter(3))
+		c.Layout.CP = cp
+		got := mustRunRanks(t, c, Options{})
+		if want == 0 && got.Weights != whole.Weights {
+			t.Errorf("the resumed run has weights %.16s, want %.16s", got.Weights, whole.Weights)
+		}
+		if d := apart(t, whole.lines, got.lines, "loss"); d > want {
+			t.Errorf("resumed with %d ranks a sequence: losses differ by %v", cp, d)
+		}
+	}
+}
+
+// A rank whose batch is damaged ends the run, and the ranks that share its sequences do not wait
+// for it.
+func TestSequenceFails(t *testing.T) {
+	t.Parallel()
+	plan := makePlan(t, t.TempDir(), "plan.json", "")
+	for _, l := range []LayoutConfig{{DP: 2, EP: 1, CP: 2}, {DP: 2, EP: 1, CP: 2, PP: 2}} {
+		_, err := Run(t.Context(), sequenceConfig(t, plan, l, "steps: 3\n"), Options{
+			badTokens: func(rank int, step int64) bool { return rank == 1 && step == 1 }})
+		if err == nil || !strings.Contains(err.Error(), "beyond the model's vocabulary") {
+			t.Errorf("%+v: %v", l, err)
+		}
+	}
+}
+
+// Wrong numbers of ranks a sequence are refused with the field's name.
+func TestSequenceConfig(t *testing.T) {
+	plan := makePlan(t, t.TempDir(), "plan.json", "")
+	for more, want := range map[string]string{
+		"layout: {expert_dp: 2, cp: 3}":                "layout.cp is 3; must divide layout.expert_dp · layout.ep = 2 · 1 = 2",
+		"layout: {expert_dp: 3, cp: 3}\nbatch_size: 8": "layout.cp is 3, but 3 ranks cannot divide",
+		"layout: {expert_dp: 4, cp: 2}\nbatch_size: 7": "batch_size is 7; must be a multiple of 2",
+		"layout: {expert_dp: 2, cp: 0}":                "layout.cp",
+	} {
+		c, err := ParseConfig([]byte("plan: "+plan+"\noutput: "+t.TempDir()+"/run\nsteps: 2\n"+
+			"schedule: {learning_rate: 0.001}\nmodel: {preset: mula-nano}\n"+more+"\n"), "train.yaml")
+		if err == nil {
+			_, err = Run(t.Context(), c, Options{})
+		}
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", more, err, want)
+		}
+	}
+}
