@@ -267,6 +267,9 @@ type EvaluateConfig struct {
 // LogConfig sets what is recorded in addition to the values of every step.
 type LogConfig struct {
 	UpdateRatioEvery int64 `yaml:"update_ratio_every"` // in steps; 0 = never; default 10
+	// metrics.jsonl has the number of tokens of each expert in the first steps, up to this number,
+	// and then in every step that is a multiple of it; 0 = never; default 100
+	ExpertCountsEvery int64 `yaml:"expert_counts_every"`
 
 	// A rank is slow if its own work takes longer than SlowFactor times the median in SlowSteps
 	// more steps than not; see [votes.SlowLimit]. Defaults 1.15 and 8; SlowSteps 0 = never.
@@ -303,7 +306,7 @@ func defaultConfig() Config {
 		Evaluate:   EvaluateConfig{Samples: 64},
 		Spikes: spikes.Config{Action: spikes.None, Sigma: 6, Window: 128, LeaveOut: 100, MaxSkips: 16,
 			MaxRollbacks: 10},
-		Log:        LogConfig{UpdateRatioEvery: 10, SlowFactor: 1.15, SlowSteps: 8},
+		Log:        LogConfig{UpdateRatioEvery: 10, ExpertCountsEvery: 100, SlowFactor: 1.15, SlowSteps: 8},
 		PlanChange: refusePlanChange,
 		Verify:     "on-read",
 
@@ -538,6 +541,7 @@ func (c Config) Validate() error {
 		within("spikes.max_skips", float64(c.Spikes.MaxSkips), 0, 1<<20),
 		within("spikes.max_rollbacks", float64(c.Spikes.MaxRollbacks), 0, 1<<20),
 		within("log.update_ratio_every", float64(c.Log.UpdateRatioEvery), 0, maxSteps),
+		within("log.expert_counts_every", float64(c.Log.ExpertCountsEvery), 0, maxSteps),
 		within("log.slow_factor", c.Log.SlowFactor, 1, finite),
 		within("log.slow_steps", float64(c.Log.SlowSteps), 0, maxSteps),
 		oneOf("plan_change", c.PlanChange, string(refusePlanChange), string(acceptPlanChange)),

@@ -156,6 +156,7 @@ func TestParseConfigErrors(t *testing.T) {
 		{"spikes: {window: 1}\n", []string{"spikes.window is 1", "from 2 to 65536"}},
 		{"spikes: {skip_steps: 0}\n", []string{"spikes.skip_steps is 0", "from 1 to"}},
 		{"log: {update_ratio_every: -1}\n", []string{"log.update_ratio_every is -1"}},
+		{"log: {expert_counts_every: -1}\n", []string{"log.expert_counts_every is -1"}},
 		{"log: {slow_factor: 0.5, slow_steps: -1}\n", []string{"log.slow_factor is 0.5", "log.slow_steps is -1"}},
 		{"metrics_listen: localhost\n", []string{"train.yaml:1:", `metrics_listen is "localhost"`, "127.0.0.1:9400"}},
 		{"device: gpu\n", []string{"train.yaml:1:", `device is "gpu"`, "cpu"}},

@@ -698,7 +698,7 @@ func TestRunSkips(t *testing.T) {
 	if len(log) != 9 || fmt.Sprint(log[2]["samples"]) != "0" || fmt.Sprint(log[3]["samples"]) != "6" {
 		t.Errorf("fingerprints %v", log)
 	}
-	if r, err := report.Read(c.Output); err != nil || len(r.Steps) != 8 || r.Steps[1].Samples != 0 ||
+	if r, err := report.Read(c.Output); err != nil || r.Done != 8 || r.Spans[1].Samples != 0 ||
 		len(r.ExpertLoad) != 2 {
 		t.Errorf("the report reads %+v, %v", r, err)
 	}

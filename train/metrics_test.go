@@ -49,17 +49,22 @@ func TestTensorGroups(t *testing.T) {
 	}
 }
 
-// The recorded ratios equal the ratios of the weights before and after the step.
+// The recorded ratios equal the ratios of the weights before and after the step. Every step has the
+// balance of the experts, and some have counts.
 func TestUpdateRatio(t *testing.T) {
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	c := testConfig(t, plan,
-		crashConfig+"checkpoint: {every: 1, keep: 9}\nevaluate: {every: 0}\nlog: {update_ratio_every: 3}\n")
+		crashConfig+"checkpoint: {every: 1, keep: 9}\nevaluate: {every: 0}\n"+
+			"log: {update_ratio_every: 3, expert_counts_every: 3}\n")
 	mustRun(t, c, Options{})
 	for _, line := range readLines(t, filepath.Join(c.Output, rundir.MetricsFile))[1:] {
 		var m record.StepMetrics
 		text, _ := json.Marshal(line)
 		if err := json.Unmarshal(text, &m); err != nil {
 			t.Fatal(err)
+		}
+		if counts := m.Step <= 3 || m.Step == 6; m.ExpertLoad == nil || (m.ExpertTokens != nil) != counts {
+			t.Errorf("step %d: expert load %v, counts %v", m.Step, m.ExpertLoad, m.ExpertTokens)
 		}
 		if m.Step%3 != 0 {
 			if m.UpdateRatio != nil {

@@ -224,6 +224,8 @@ func (o *records) stepped(_ context.Context, p *Progress) error {
 			}
 		}
 	}
+	every := r.config.Log.ExpertCountsEvery
+	m.Summarise(every > 0 && (m.Step < every || m.Step%every == 0)) // a short run has all counts
 	if err := o.metrics.Append(m); err != nil {
 		return err
 	}

@@ -168,8 +168,8 @@ var free = []string{"plan", "output", "tokenizer", "initialize_from", "model.pre
 	"device", "checkpoint.every", "checkpoint.keep", "checkpoint.keep_every", "checkpoint.writers",
 	"checkpoint.background", "checkpoint.copies",
 	"checkpoint.keep_copies", "evaluate.every", "evaluate.samples", "spikes.max_skips",
-	"spikes.max_rollbacks", "log.update_ratio_every", "log.slow_factor", "log.slow_steps",
-	"metrics_listen", "plan_change", "verify", "reverify_seconds",
+	"spikes.max_rollbacks", "log.update_ratio_every", "log.expert_counts_every",
+	"log.slow_factor", "log.slow_steps", "metrics_listen", "plan_change", "verify", "reverify_seconds",
 	// These determine where something is computed, and the order of sums. They change at most the
 	// last bits, and State.Arithmetic records them.
 	"layout.expert_dp", "layout.ep", "layout.pp", "layout.tp", "layout.cp", "layout.optimizer", "layout.dispatch",

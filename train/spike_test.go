@@ -183,7 +183,7 @@ func TestSpikeSkip(t *testing.T) {
 	mustRun(t, planned, Options{})
 	sameTraining(t, "skip", c.Output, planned.Output)
 	r, err := report.Read(c.Output)
-	if err != nil || r.Steps[20].Skipped == nil || r.Steps[20].Tokens != 0 || r.Steps[21].Skipped != nil {
+	if err != nil || r.Spans[20].Skipped == nil || r.Spans[20].Tokens != 0 || r.Spans[21].Skipped != nil {
 		t.Errorf("the report reads %v, %v", r, err)
 	}
 

@@ -5,6 +5,7 @@ package record
 
 import (
 	"encoding/json"
+	"math"
 	"strconv"
 
 	"mula/train/spikes"
@@ -57,7 +58,10 @@ type StepMetrics struct {
 	Time            string             `json:"time"` // RFC 3339
 	SourceLoss      map[string]float64 `json:"source_loss"`
 	SourceSamples   map[string]int     `json:"source_samples"`
-	ExpertTokens    [][]int64          `json:"expert_tokens,omitempty"` // [layer][expert]; absent for dense models
+	// [layer][expert]; absent for dense models. The file has it in some steps, see
+	// [StepMetrics.Summarise].
+	ExpertTokens [][]int64   `json:"expert_tokens,omitempty"`
+	ExpertLoad   *ExpertLoad `json:"expert_load,omitempty"` // in the file; absent for dense models
 	// [layer], nats: mean over tokens of −Σ p ln p of the router's distribution
 	RouterEntropy []float64 `json:"router_entropy,omitempty"`
 	// by group of tensors, in steps that measure it: ‖change of the weights‖ / ‖weights before‖
@@ -96,8 +100,72 @@ func (s *RankSeconds) Add(other RankSeconds) {
 type Seconds float64
 
 // MarshalJSON returns the rounded number.
-func (s Seconds) MarshalJSON() ([]byte, error) {
-	return strconv.AppendFloat(nil, float64(s), 'g', 4, 64), nil
+func (s Seconds) MarshalJSON() ([]byte, error) { return fourDigits(float64(s)), nil }
+
+// Ratio is a ratio of two numbers. Its JSON has four significant digits.
+type Ratio float64
+
+// MarshalJSON returns the rounded number.
+func (r Ratio) MarshalJSON() ([]byte, error) { return fourDigits(float64(r)), nil }
+
+func fourDigits(x float64) []byte { return strconv.AppendFloat(nil, x, 'g', 4, 64) }
+
+// ExpertLoad has the [Balance] of each layer.
+type ExpertLoad struct {
+	MaxOverMean []Ratio `json:"max_over_mean"`
+	Entropy     []Ratio `json:"entropy"`
+}
+
+// Balance measures how evenly the router of one layer distributed the tokens of one step over its
+// experts. Both numbers are NaN if the router had no token.
+type Balance struct {
+	MaxOverMean float64 // load of the busiest expert ÷ mean load: 1 is even, the number of experts is the worst
+	Entropy     float64 // −Σ p·ln p ÷ ln E of the shares p of the E experts: 1 is even, 0 is the worst
+}
+
+// BalanceOf returns the balance of a layer whose experts got the given numbers of tokens.
+func BalanceOf(counts []int64) Balance {
+	var sum, most float64
+	for _, n := range counts {
+		sum += float64(n)
+		most = max(most, float64(n))
+	}
+	if sum == 0 {
+		return Balance{math.NaN(), math.NaN()}
+	}
+	if len(counts) == 1 {
+		return Balance{1, 1}
+	}
+	var entropy float64
+	for _, n := range counts {
+		if n > 0 {
+			share := float64(n) / sum
+			entropy -= share * math.Log(share)
+		}
+	}
+	experts := float64(len(counts))
+	return Balance{MaxOverMean: most * experts / sum, Entropy: entropy / math.Log(experts)}
+}
+
+// Summarise sets ExpertLoad to the balance of ExpertTokens. It removes the counts unless keep is
+// set, because they are most of the bytes of a line. Counts without a balance stay.
+func (m *StepMetrics) Summarise(keep bool) {
+	if len(m.ExpertTokens) == 0 {
+		return
+	}
+	load := &ExpertLoad{}
+	for _, counts := range m.ExpertTokens {
+		b := BalanceOf(counts)
+		if math.IsNaN(b.MaxOverMean) {
+			return
+		}
+		load.MaxOverMean = append(load.MaxOverMean, Ratio(b.MaxOverMean))
+		load.Entropy = append(load.Entropy, Ratio(b.Entropy))
+	}
+	m.ExpertLoad = load
+	if !keep {
+		m.ExpertTokens = nil
+	}
 }
 
 // A SlowRank is a rank that takes longer for its own work than others of its stage.

@@ -127,13 +127,7 @@ func (s *Server) Publish(run Status, m StepMetrics, evaluation *Evaluation) {
 		t.head("mula_expert_load_max_over_mean", "gauge",
 			"Largest load of an expert in each layer in the last step, relative to the mean load.")
 		for layer, counts := range m.ExpertTokens {
-			var sum, most int64
-			for _, n := range counts {
-				sum += n
-				most = max(most, n)
-			}
-			t.value("mula_expert_load_max_over_mean", float64(most)*float64(len(counts))/float64(sum), "layer",
-				strconv.Itoa(layer))
+			t.value("mula_expert_load_max_over_mean", BalanceOf(counts).MaxOverMean, "layer", strconv.Itoa(layer))
 		}
 	}
 	if len(m.RouterEntropy) > 0 {

@@ -3,10 +3,12 @@ package report
 import (
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 
 	"mula/internal/page"
 	"mula/internal/quantity"
+	"mula/train/record"
 )
 
 // The widths and heights of drawings: over the full page, and in two columns.
@@ -39,77 +41,40 @@ func marksOf(r *Run) []mark {
 
 // skipsOf returns the steps of a run whose update was skipped: marks, and the loss of each step.
 func skipsOf(r *Run) (marks []mark, losses []point) {
-	for _, s := range r.Steps {
-		if s.Skipped == nil {
-			continue
-		}
+	for _, s := range r.Skips {
 		at := float64(s.Step)
-		marks = append(marks, mark{at, fmt.Sprintf("step %d skipped: %s", s.Step, s.Skipped), skipped})
+		marks = append(marks, mark{at, fmt.Sprintf("step %d skipped: %s", s.Step, s.Spike), skipped})
 		losses = append(losses, point{at, s.Loss}, point{at, math.NaN()}) // a gap after each point
 	}
 	return marks, losses
 }
 
-// stepsDone returns the number of steps done. All charts of the run extend to it.
-func stepsDone(r *Run) float64 {
-	if len(r.Steps) == 0 {
-		return 0
-	}
-	return float64(r.Steps[len(r.Steps)-1].Step + 1)
-}
-
-// curveOf returns one value of every step.
-func curveOf(r *Run, value func(*Step) float64) []point {
-	curve := make([]point, len(r.Steps))
-	for i := range r.Steps {
-		curve[i] = point{float64(r.Steps[i].Step), value(&r.Steps[i])}
-	}
-	return curve
-}
-
-func sourceCurve(r *Run, source int) []point {
-	return curveOf(r, func(s *Step) float64 { return s.SourceLoss[source] })
-}
-
-// sourceWeights returns the numbers of samples over which the losses of a source are means.
-func sourceWeights(r *Run, source int) []float64 {
-	weights := make([]float64, len(r.Steps))
-	for i, s := range r.Steps {
-		weights[i] = float64(s.SourceSamples[source])
-	}
-	return weights
-}
-
 // rawAndSmooth returns the two lines that show a noisy curve. A short run has only the second line.
 // With logIfWide, values that lineChart draws on a logarithmic axis are averaged as logarithms.
 // Otherwise a spike of 1,000 would hide the next hundred steps.
-func rawAndSmooth(name string, colour int, curve []point, logIfWide bool) []curveSeries {
-	span := smoothSpan(len(curve))
-	if span <= 1 {
-		return []curveSeries{{name: name, colour: colour, points: means(curve, curvePoints)}}
+func rawAndSmooth(r *Run, name string, colour, curve int, logIfWide bool) []curveSeries {
+	raw := extremes(r, curve)
+	if r.smoothSpan() <= 1 {
+		return []curveSeries{{name: name, colour: colour, points: means(raw, curvePoints)}}
 	}
 	lo, hi := math.Inf(1), math.Inf(-1)
-	for _, p := range curve {
+	for _, p := range raw {
 		if finite(p.y) {
 			lo, hi = min(lo, p.y), max(hi, p.y)
 		}
 	}
-	var smoothed []point
+	var strong []point
 	if logIfWide && wideSpread(lo, hi) {
-		logs := make([]point, len(curve))
-		for i, p := range curve {
-			logs[i] = point{p.x, math.Log(p.y)}
-		}
-		smoothed = means(smooth(logs, nil, span), curvePoints)
-		for i := range smoothed {
-			smoothed[i].y = math.Exp(smoothed[i].y)
+		strong = means(smoothed(r, func(s *Span) mean { return s.curves[curve].logs }), curvePoints)
+		for i := range strong {
+			strong[i].y = math.Exp(strong[i].y)
 		}
 	} else {
-		smoothed = means(smooth(curve, nil, span), curvePoints)
+		strong = means(smoothed(r, func(s *Span) mean { return s.curves[curve].mean }), curvePoints)
 	}
 	return []curveSeries{
-		{colour: colour, faint: true, points: envelope(curve, curvePoints)},
-		{name: name, colour: colour, points: smoothed},
+		{colour: colour, faint: true, points: envelope(raw, curvePoints)},
+		{name: name, colour: colour, points: strong},
 	}
 }
 
@@ -130,10 +95,10 @@ func lossFigures(names []string, runs []*Run) []page.Figure {
 		name := names[i]
 		if len(runs) == 1 {
 			name = "training"
-			text += smoothText(len(run.Steps))
+			text += smoothText(run.Done)
 		}
-		longest = max(longest, len(run.Steps))
-		chart.series = append(chart.series, rawAndSmooth(name, i, curveOf(run, madeLoss), false)...)
+		longest = max(longest, run.Done)
+		chart.series = append(chart.series, rawAndSmooth(run, name, i, lossCurve, false)...)
 		skips, losses := skipsOf(run)
 		for _, m := range append(marksOf(run), skips...) {
 			if len(runs) > 1 {
@@ -146,7 +111,7 @@ func lossFigures(names []string, runs []*Run) []page.Figure {
 			chart.series = append(chart.series, curveSeries{name: names[i] + ", skipped", quiet: true, colour: i,
 				dots: true, points: losses})
 		}
-		chart.until = max(chart.until, stepsDone(run))
+		chart.until = max(chart.until, float64(run.Next))
 		if len(run.Evaluations) == 0 {
 			continue
 		}
@@ -197,7 +162,7 @@ func sectionOf(name string, r *Run) section {
 				"were damaged: %s.", m.Step, m.Checkpoint, strings.Join(m.Refused, ", ")))
 		}
 	}
-	if len(r.Steps) == 0 {
+	if r.Done == 0 {
 		s.Notes = append(s.Notes, "The run has done no step yet.")
 	}
 	add := func(title string, figures ...page.Figure) {
@@ -213,75 +178,64 @@ func sectionOf(name string, r *Run) section {
 	}
 	add("Loss by source", sourceLossFigure(r), evaluationFigure(r))
 	add("Mixture", drawnFigure(r), cumulativeFigure(r))
-	add("Speed and optimizer",
-		stepFigure(r, "Tokens per second", "Training speed of each step.", "tokens/s", true, false,
-			func(s *Step) float64 { return emptyGap(s, s.TokensPerSecond) }),
-		mfuFigure(r), stepFigure(r, "Gradient norm", "Before clipping.", "norm", false, true,
-			func(s *Step) float64 { return emptyGap(s, s.GradNorm) }),
-		plainFigure(r, "Learning rate", "As set by the schedule.", "learning rate",
-			func(s *Step) float64 { return s.LearningRate }),
-		updateRatioFigure(r), stepFigure(r, "Auxiliary loss",
-			"Load balancing loss of the router, without its coefficient. Lower means a more even load.",
-			"auxiliary loss", false, false, ifAny(r, func(s *Step) float64 { return s.AuxLoss })),
-		stepFigure(r, "Router z-loss", "Mean squared log-sum-exp of the router's logits, without its coefficient.",
-			"z-loss", false, true, ifAny(r, func(s *Step) float64 { return s.ZLoss })))
+	speed := []page.Figure{
+		stepFigure(r, "Tokens per second", "Training speed of each step.", "tokens/s", true, false, speedCurve),
+		mfuFigure(r), stepFigure(r, "Gradient norm", "Before clipping.", "norm", false, true, normCurve),
+		rateFigure(r), updateRatioFigure(r),
+	}
+	for _, f := range []struct {
+		curve              int
+		title, text, label string
+		logIfWide          bool
+	}{
+		{auxCurve, "Auxiliary loss", "Load balancing loss of the router, without its coefficient. Lower means a more " +
+			"even load.", "auxiliary loss", false},
+		{zCurve, "Router z-loss", "Mean squared log-sum-exp of the router's logits, without its coefficient.", "z-loss",
+			true},
+	} {
+		if used(r, f.curve) {
+			speed = append(speed, stepFigure(r, f.title, f.text, f.label, false, f.logIfWide, f.curve))
+		}
+	}
+	add("Speed and optimizer", speed...)
 	add("Experts", loadFigure(r), imbalanceFigure(r), balanceFigure(r), entropyFigure(r), routerEntropyFigure(r))
 	return s
 }
 
-// madeLoss returns the loss of a step, or NaN if its update was skipped.
-func madeLoss(s *Step) float64 {
-	if s.Skipped != nil {
-		return math.NaN()
-	}
-	return s.Loss
-}
-
-// emptyGap returns v, or NaN at steps without samples.
-func emptyGap(s *Step, v float64) float64 {
-	if s.Samples == 0 {
-		return math.NaN()
-	}
-	return v
-}
-
-// ifAny returns value, or a function without values if value is 0 in every step, because then the
-// run does not use it.
-func ifAny(r *Run, value func(*Step) float64) func(*Step) float64 {
-	for i := range r.Steps {
-		if value(&r.Steps[i]) != 0 {
-			return func(s *Step) float64 { return emptyGap(s, value(s)) }
-		}
-	}
-	return func(*Step) float64 { return math.NaN() }
+// used reports whether a curve has a value other than 0. Otherwise the run does not use it.
+func used(r *Run, curve int) bool {
+	return slices.ContainsFunc(r.Spans, func(s Span) bool {
+		t := s.curves[curve]
+		return t.mean.weight > 0 && (t.low.y != 0 || t.high.y != 0)
+	})
 }
 
 // stepFigure shows one noisy value of every step.
-func stepFigure(r *Run, title, text, yLabel string, fromZero, logIfWide bool, value func(*Step) float64) page.Figure {
+func stepFigure(r *Run, title, text, yLabel string, fromZero, logIfWide bool, curve int) page.Figure {
 	chart := lineChart{
 		label: title + " over steps", width: half, height: halfHeight, yLabel: yLabel, fromZero: fromZero,
 		logIfWide: logIfWide,
-		series:    rawAndSmooth("last", 0, curveOf(r, value), logIfWide), marks: marksOf(r), until: stepsDone(r),
+		series:    rawAndSmooth(r, "last", 0, curve, logIfWide), marks: marksOf(r), until: float64(r.Next),
 	}
-	return page.Figure{Title: title, Text: text + smoothText(len(r.Steps)), Chart: chart.svg()}
+	return page.Figure{Title: title, Text: text + smoothText(r.Done), Chart: chart.svg()}
 }
 
-// plainFigure shows one smooth value of every step.
-func plainFigure(r *Run, title, text, yLabel string, value func(*Step) float64) page.Figure {
+// rateFigure shows the learning rate.
+func rateFigure(r *Run) page.Figure {
 	chart := lineChart{
-		label: title + " over steps", width: half, height: halfHeight, yLabel: yLabel, fromZero: true,
-		series: []curveSeries{{name: "last", points: envelope(curveOf(r, value), curvePoints/2)}}, marks: marksOf(r),
-		until: stepsDone(r),
+		label: "Learning rate over steps", width: half, height: halfHeight, yLabel: "learning rate", fromZero: true,
+		series: []curveSeries{{name: "last", points: envelope(extremes(r, rateCurve), curvePoints/2)}},
+		marks:  marksOf(r), until: float64(r.Next),
 	}
-	return page.Figure{Title: title, Text: text, Chart: chart.svg()}
+	return page.Figure{Title: "Learning rate", Text: "As set by the schedule.", Chart: chart.svg()}
 }
 
 func sourceLossFigure(r *Run) page.Figure {
 	chart := lineChart{label: "loss of each source over steps", width: half, height: halfHeight,
-		yLabel: "loss (nats per token)", marks: marksOf(r), until: stepsDone(r)}
-	span := smoothSpan(len(r.Steps))
+		yLabel: "loss (nats per token)", marks: marksOf(r), until: float64(r.Next)}
+	span := r.smoothSpan()
 	for i, name := range r.Info.Sources {
-		curve := smooth(sourceCurve(r, i), sourceWeights(r, i), span)
+		curve := smoothed(r, sourceLoss(i))
 		chart.series = append(chart.series, curveSeries{name: name, colour: i, points: means(curve, curvePoints)})
 	}
 	text := "Mean cross entropy of the samples of each source."
@@ -291,9 +245,19 @@ func sourceLossFigure(r *Run) page.Figure {
 	return page.Figure{Title: "Training", Text: text, Chart: chart.svg()}
 }
 
+// sourceLoss returns the function that returns the loss of a source in a span.
+func sourceLoss(source int) func(*Span) mean {
+	return func(s *Span) mean {
+		if source >= len(s.sourceLoss) { // before a change of the plan
+			return mean{}
+		}
+		return s.sourceLoss[source]
+	}
+}
+
 func evaluationFigure(r *Run) page.Figure {
 	chart := lineChart{label: "evaluation loss of each source over steps", width: half, height: halfHeight,
-		yLabel: "loss (nats per token)", xLabel: "steps done", marks: marksOf(r), until: stepsDone(r)}
+		yLabel: "loss (nats per token)", xLabel: "steps done", marks: marksOf(r), until: float64(r.Next)}
 	for i, name := range r.Info.Sources {
 		s := curveSeries{name: name, colour: i, dots: len(r.Evaluations) <= mostDots}
 		for _, e := range r.Evaluations {
@@ -316,20 +280,19 @@ func columns(n, most int) []int {
 }
 
 func drawnFigure(r *Run) page.Figure {
-	if len(r.Steps) == 0 || len(r.Info.Sources) == 0 {
+	if r.Done == 0 || len(r.Info.Sources) == 0 {
 		return page.Figure{}
 	}
-	edges := columns(len(r.Steps), shareColumns)
+	edges := columns(len(r.Spans), shareColumns)
 	chart := shareChart{
 		label: "share of samples drawn from each source", width: half, height: halfHeight, names: r.Info.Sources,
 		planned: plannedShares(r), marks: marksOf(r),
 	}
-	first := float64(r.Steps[0].Step)
 	var all float64
 	for i := range len(edges) - 1 {
 		shares := make([]float64, len(r.Info.Sources))
-		for _, s := range r.Steps[edges[i]:edges[i+1]] {
-			for j, n := range s.SourceSamples {
+		for _, s := range r.Spans[edges[i]:edges[i+1]] {
+			for j, n := range s.samples {
 				shares[j] += float64(n)
 			}
 		}
@@ -345,10 +308,10 @@ func drawnFigure(r *Run) page.Figure {
 		return page.Figure{}
 	}
 	for _, e := range edges {
-		chart.edges = append(chart.edges, first+float64(e))
+		chart.edges = append(chart.edges, r.stepAt(e))
 	}
 	text := "Samples drawn from each source"
-	if per := float64(len(r.Steps)) / float64(len(edges)-1); per > 1 {
+	if per := float64(r.Done) / float64(len(edges)-1); per > 1 {
 		text += fmt.Sprintf(", over ranges of about %.0f steps.", per)
 	} else {
 		text += ", step by step."
@@ -360,34 +323,36 @@ func drawnFigure(r *Run) page.Figure {
 }
 
 func cumulativeFigure(r *Run) page.Figure {
-	if len(r.Steps) == 0 || len(r.Info.Sources) == 0 {
+	if r.Done == 0 || len(r.Info.Sources) == 0 {
 		return page.Figure{}
 	}
 	chart := lineChart{
 		label: "share of all samples drawn so far, by source", width: half, height: halfHeight, xLabel: "steps done",
 		yLabel:   "share of all samples so far",
-		fromZero: true, percent: true, marks: marksOf(r), until: stepsDone(r),
+		fromZero: true, percent: true, marks: marksOf(r), until: float64(r.Next),
 	}
-	edges := columns(len(r.Steps), curvePoints)
+	edges := columns(len(r.Spans), curvePoints)
 	planned := plannedShares(r)
 	total := make([]float64, len(edges))
 	for i := range len(edges) - 1 {
 		total[i+1] = total[i]
-		for _, s := range r.Steps[edges[i]:edges[i+1]] {
-			for _, n := range s.SourceSamples {
+		for _, s := range r.Spans[edges[i]:edges[i+1]] {
+			for _, n := range s.samples {
 				total[i+1] += float64(n)
 			}
 		}
 	}
-	first, end := float64(r.Steps[0].Step), float64(r.Steps[len(r.Steps)-1].Step+1)
+	first, end := r.stepAt(0), float64(r.Next)
 	for j, name := range r.Info.Sources {
 		line := curveSeries{name: name, colour: j}
 		var drawn float64
 		for i := range len(edges) - 1 {
-			for _, s := range r.Steps[edges[i]:edges[i+1]] {
-				drawn += float64(s.SourceSamples[j])
+			for _, s := range r.Spans[edges[i]:edges[i+1]] {
+				if j < len(s.samples) {
+					drawn += float64(s.samples[j])
+				}
 			}
-			line.points = append(line.points, point{first + float64(edges[i+1]), drawn / total[i+1]})
+			line.points = append(line.points, point{r.stepAt(edges[i+1]), drawn / total[i+1]})
 		}
 		chart.series = append(chart.series, line)
 		if planned != nil {
@@ -430,15 +395,15 @@ func loadFigure(r *Run) page.Figure {
 		for e, n := range counts {
 			row[e] = float64(n) * float64(len(counts)) / total // 0/0 is drawn blank: no token was routed
 		}
-		b := balanceOf(counts)
+		b := record.BalanceOf(counts)
 		m.values = append(m.values, row)
 		m.notes = append(m.notes, quantity.Exact(b.MaxOverMean, 3)+"×, "+quantity.Exact(b.Entropy, 3))
 		m.titles = append(m.titles, fmt.Sprintf("layer %d: busiest expert %d with %s × the mean, least busy expert %d "+
 			"with %s ×", layer, busiest, quantity.Exact(row[busiest], 3), least, quantity.Exact(row[least], 3)))
 	}
-	over := fmt.Sprintf("the last %d steps", r.LoadSteps)
+	over := fmt.Sprintf("%d steps up to step %d", r.LoadSteps, r.LoadLast)
 	if r.LoadSteps == 1 {
-		over = "the last step"
+		over = fmt.Sprintf("step %d", r.LoadLast)
 	}
 	text := fmt.Sprintf("Tokens routed to each expert in %s, relative to the mean of its layer. "+
 		"At the end of each row: the busiest expert's load ÷ the mean (1 is even), and the entropy of the shares (1 "+
@@ -448,26 +413,25 @@ func loadFigure(r *Run) page.Figure {
 
 // imbalanceFigure draws the load of the busiest expert in every layer, over the whole run.
 func imbalanceFigure(r *Run) page.Figure {
-	if len(r.ExpertLoad) == 0 || len(r.Steps) < 2 {
+	if r.Layers == 0 || r.Done < 2 {
 		return page.Figure{}
 	}
-	edges := columns(len(r.Steps), heatColumns)
+	edges := columns(len(r.Spans), heatColumns)
 	m := heatMap{
 		label: "load of the busiest expert of each layer over steps", width: half, rowName: "layer", xLabel: "step",
 		scaleLabel: "busiest ÷ mean",
-		overSteps:  true, xLo: float64(r.Steps[0].Step), xHi: float64(r.Steps[len(r.Steps)-1].Step + 1),
+		overSteps:  true, xLo: r.stepAt(0), xHi: float64(r.Next),
 	}
-	for layer := range r.ExpertLoad {
+	for layer := range r.Layers {
 		row := make([]float64, len(edges)-1)
 		for i := range row {
-			var total, seen float64
-			for _, s := range r.Steps[edges[i]:edges[i+1]] {
-				if v := s.Balance[layer].MaxOverMean; !math.IsNaN(v) {
-					total += v
-					seen++
+			var load mean
+			for _, s := range r.Spans[edges[i]:edges[i+1]] {
+				if layer < len(s.maxOverMean) {
+					load.add(s.maxOverMean[layer].value, s.maxOverMean[layer].weight)
 				}
 			}
-			row[i] = total / seen
+			row[i] = load.get()
 		}
 		m.values = append(m.values, row)
 	}
@@ -475,61 +439,50 @@ func imbalanceFigure(r *Run) page.Figure {
 		"each step, averaged over ranges of steps.", Chart: m.svg()}
 }
 
-// acrossLayers draws the mean of a number over the layers, and its worst layer.
-func acrossLayers(r *Run, title, text, yLabel string, value func(Balance) float64,
-	worse func(a, b float64) float64) page.Figure {
-	if len(r.ExpertLoad) == 0 {
+// acrossLayers draws the mean of a measure over the layers, and its worst layer.
+func acrossLayers(r *Run, title, text, yLabel string, ofMean, ofWorst int) page.Figure {
+	if r.Layers == 0 {
 		return page.Figure{}
 	}
 	chart := lineChart{label: title + " over steps", width: half, height: halfHeight, yLabel: yLabel, marks: marksOf(r),
-		until: stepsDone(r)}
-	mean := curveOf(r, func(s *Step) float64 {
-		var total float64
-		for _, b := range s.Balance {
-			total += value(b)
-		}
-		return total / float64(len(s.Balance))
-	})
-	worst := curveOf(r, func(s *Step) float64 {
-		w := value(s.Balance[0])
-		for _, b := range s.Balance {
-			w = worse(w, value(b))
-		}
-		return w
-	})
-	span := smoothSpan(len(r.Steps))
-	chart.series = []curveSeries{
-		{name: "worst layer", colour: 1, points: means(smooth(worst, nil, span), curvePoints)},
-		{name: "mean of layers", colour: 0, points: means(smooth(mean, nil, span), curvePoints)},
+		until: float64(r.Next)}
+	curve := func(measure int) []point {
+		return means(smoothed(r, func(s *Span) mean { return s.balance[measure] }), curvePoints)
 	}
-	if span > 1 {
+	chart.series = []curveSeries{
+		{name: "worst layer", colour: 1, points: curve(ofWorst)},
+		{name: "mean of layers", colour: 0, points: curve(ofMean)},
+	}
+	if span := r.smoothSpan(); span > 1 {
 		text += fmt.Sprintf(" Smoothed over about %.0f steps.", span)
 	}
 	return page.Figure{Title: title, Text: text, Chart: chart.svg()}
 }
 
 func balanceFigure(r *Run) page.Figure {
-	return acrossLayers(r, "Busiest expert ÷ mean", "In each step; 1 is even.", "max load ÷ mean load",
-		func(b Balance) float64 { return b.MaxOverMean }, math.Max)
+	return acrossLayers(r, "Busiest expert ÷ mean", "In each step; 1 is even.", "max load ÷ mean load", meanLoad,
+		worstLoad)
 }
 
 func entropyFigure(r *Run) page.Figure {
 	return acrossLayers(r, "Entropy of the load",
 		"Entropy of the experts' shares in each step, divided by ln(experts): 1 is even, 0 is a single expert.",
-		"entropy ÷ ln(experts)", func(b Balance) float64 { return b.Entropy }, math.Min)
+		"entropy ÷ ln(experts)", meanEntropy, worstEntropy)
 }
 
 // mfuFigure draws the model's FLOP/s as a share of the machine's peak.
 func mfuFigure(r *Run) page.Figure {
+	if !used(r, mfuCurve) {
+		return page.Figure{}
+	}
 	chart := lineChart{
 		label: "model FLOPs utilization over steps", width: half, height: halfHeight,
 		yLabel: "share of the measured peak", fromZero: true, percent: true,
-		series: rawAndSmooth("last", 0, curveOf(r, ifAny(r, func(s *Step) float64 { return s.MFU })),
-			false), marks: marksOf(r), until: stepsDone(r),
+		series: rawAndSmooth(r, "last", 0, mfuCurve, false), marks: marksOf(r), until: float64(r.Next),
 	}
 	text := "Floating-point operations of the model per second, divided by the peak that was measured when the run " +
 		"started. They include the forward and the backward pass and full attention, without recomputation."
-	return page.Figure{Title: "Model FLOPs utilization", Text: text + smoothText(len(r.Steps)), Chart: chart.svg()}
+	return page.Figure{Title: "Model FLOPs utilization", Text: text + smoothText(r.Done), Chart: chart.svg()}
 }
 
 // updateGroups are the groups of tensors in the order of their curves.
@@ -538,12 +491,12 @@ var updateGroups = []string{"embedding", "attention", "router", "experts", "feed
 // updateRatioFigure draws the size of updates relative to the weights.
 func updateRatioFigure(r *Run) page.Figure {
 	chart := lineChart{label: "update-to-weight ratio over steps", width: half, height: halfHeight,
-		yLabel: "‖update‖ ÷ ‖weights‖", logIfWide: true, marks: marksOf(r), until: stepsDone(r)}
+		yLabel: "‖update‖ ÷ ‖weights‖", logIfWide: true, marks: marksOf(r), until: float64(r.Next)}
 	for i, group := range updateGroups {
 		s := curveSeries{name: strings.ReplaceAll(group, "_", "-"), colour: i}
-		for _, step := range r.Steps {
-			if ratio, ok := step.UpdateRatio[group]; ok {
-				s.points = append(s.points, point{float64(step.Step), ratio})
+		for j := range r.Spans {
+			if span := &r.Spans[j]; len(span.ratios) > 0 && span.ratios[i].weight > 0 {
+				s.points = append(s.points, point{span.middle(), span.ratios[i].value})
 			}
 		}
 		s.points = means(s.points, curvePoints)
@@ -557,21 +510,21 @@ func updateRatioFigure(r *Run) page.Figure {
 func routerEntropyFigure(r *Run) page.Figure {
 	const named = 8 // curves with a name
 	layers := 0
-	for _, s := range r.Steps {
-		layers = max(layers, len(s.RouterEntropy))
+	for i := range r.Spans {
+		layers = max(layers, len(r.Spans[i].routerByStep))
 	}
 	chart := lineChart{label: "router entropy of each layer over steps", width: half, height: halfHeight,
-		yLabel: "entropy (nats)", marks: marksOf(r), until: stepsDone(r)}
-	span := smoothSpan(len(r.Steps))
+		yLabel: "entropy (nats)", marks: marksOf(r), until: float64(r.Next)}
+	span := r.smoothSpan()
 	every := max(1, (layers+named-2)/(named-1))
 	for layer := range layers {
-		curve := curveOf(r, func(s *Step) float64 {
-			if layer >= len(s.RouterEntropy) {
-				return math.NaN()
+		curve := smoothed(r, func(s *Span) mean {
+			if layer >= len(s.routerByStep) {
+				return mean{}
 			}
-			return s.RouterEntropy[layer]
+			return s.routerByStep[layer]
 		})
-		s := curveSeries{points: means(smooth(curve, nil, span), curvePoints), colour: layer, faint: true}
+		s := curveSeries{points: means(curve, curvePoints), colour: layer, faint: true}
 		if layer%every == 0 || layer == layers-1 {
 			s.name, s.faint, s.colour = fmt.Sprintf("layer %d", layer), false, layer/every
 		}

@@ -132,12 +132,12 @@ func TestWrite(t *testing.T) {
 
 // lengthen repeats the steps and evaluations of a run until it has n steps.
 func lengthen(run *Run, n int) {
-	steps, evaluations := run.Steps, run.Evaluations
-	for len(run.Steps) < n {
-		at := int64(len(run.Steps))
+	steps, evaluations := stepsOf(run), run.Evaluations
+	for run.Done < n {
+		at := run.Next
 		for _, s := range steps {
 			s.Step += at
-			run.Steps = append(run.Steps, s)
+			run.add(s)
 		}
 		for _, e := range evaluations {
 			e.Step += at

@@ -27,7 +27,8 @@ const (
 	configFile  = "train.yaml"
 	// A line of a model of 64 layers with 256 experts each has about 130 kB.
 	maxLine = 16 << 20
-	// loadWindow is the number of steps, counted from the end, over which Run.ExpertLoad sums.
+	// loadWindow is the number of steps, counted from the last step with counts, over which
+	// Run.ExpertLoad sums.
 	loadWindow = 100
 )
 
@@ -35,14 +36,19 @@ const (
 type Run struct {
 	Name        string // base name of the run directory
 	Info        Info
-	Steps       []Step // in order; each step once
+	Spans       []Span // of all steps, in order; each step once
+	Done        int    // number of steps
+	Next        int64  // the step after the last one
+	Skips       []Skip // in order
 	Evaluations []Evaluation
 	Resumes     []Resume
 	Rollbacks   []Rollback
-	// ExpertLoad is the number of tokens that the router sent to each expert of each layer in the
-	// last LoadSteps steps with tokens. It is empty for a dense model and for a run without steps.
+	Layers      int // with experts
+	// ExpertLoad is the number of tokens that the router sent to each expert of each layer in
+	// LoadSteps steps up to LoadLast. It is empty without steps that have counts.
 	ExpertLoad [][]int64
 	LoadSteps  int
+	LoadLast   int64
 	// RankSeconds has sums over all steps and ranks.
 	RankSeconds record.RankSeconds
 	// Slowest has the ranks that were the slowest of a step or were slow, in descending order of
@@ -54,7 +60,17 @@ type Run struct {
 	// Torn is the position at which the last line is cut off, because the run is still writing the
 	// line or was killed while writing it. Torn is empty if the last line is complete.
 	Torn string
+
+	perSpan         int // steps of every span but the last one
+	tokens, seconds float64
+	losses          int // number of steps with a loss
+	firstLoss       float64
+	lastLosses      []float64 // of the last steps with a loss, at most lastLosses
+	firstSourceLoss []float64 // NaN without a loss
 }
+
+// lastLosses is the largest number of steps over which the last loss is averaged.
+const lastLosses = 50
 
 // Info is the first line of the metrics: the settings of the run.
 type Info struct {
@@ -88,7 +104,7 @@ type Step struct {
 	MFU             float64            // from 0 to 1; 0 in runs of older versions
 	SourceLoss      []float64          // in the order of Info.Sources; NaN for a source that the step did not draw
 	SourceSamples   []int64            // samples of the update, in the order of Info.Sources
-	Balance         []Balance          // one for each layer with experts
+	Balance         []record.Balance   // one for each layer with experts
 	RouterEntropy   []float64          // of each layer, nats; empty if not recorded
 	UpdateRatio     map[string]float64 // by group of tensors; nil if not measured
 	Skipped         *Spike             // why the update was skipped; nil if it was made
@@ -100,6 +116,13 @@ type Spike struct {
 	NotFinite bool    `json:"not_finite"`
 	Value     float64 `json:"value"`
 	Limit     float64 `json:"limit"`
+}
+
+// A Skip is a step whose update was skipped.
+type Skip struct {
+	Step  int64
+	Spike Spike
+	Loss  float64
 }
 
 // String describes the spike.
@@ -118,13 +141,6 @@ type Rollback struct {
 	Spiked   int64 // the last step whose data was skipped, which had the spike
 	Spike    Spike
 	From, To int64 // skipped positions
-}
-
-// Balance measures how evenly the router of one layer distributed the tokens of one step over its
-// experts. Both numbers are NaN if the router had no token.
-type Balance struct {
-	MaxOverMean float64 // load of the busiest expert ÷ mean load: 1 is even, the number of experts is the worst
-	Entropy     float64 // −Σ p·ln p ÷ ln E of the shares p of the E experts: 1 is even, 0 is the worst
 }
 
 // An Evaluation is the loss on the validation windows.
@@ -155,9 +171,7 @@ type Resume struct {
 }
 
 // Finished reports whether all steps are done.
-func (r *Run) Finished() bool {
-	return len(r.Steps) > 0 && r.Steps[len(r.Steps)-1].Step+1 >= r.planned()
-}
+func (r *Run) Finished() bool { return r.Done > 0 && r.Next >= r.planned() }
 
 // planned returns the number of steps of the whole run: the current setting, or the setting at the
 // start of the run.
@@ -217,6 +231,7 @@ type line struct {
 	SourceLoss      map[string]float64 `json:"source_loss"`
 	SourceSamples   map[string]int64   `json:"source_samples"`
 	ExpertTokens    [][]int64          `json:"expert_tokens"`
+	ExpertLoad      *record.ExpertLoad `json:"expert_load"`
 
 	RankSeconds  *record.RankSeconds `json:"rank_seconds"`
 	SlowestRanks []record.SlowRank   `json:"slowest_ranks"`
@@ -251,15 +266,21 @@ type parser struct {
 	run     *Run
 	source  map[string]int // position in Info.Sources
 	newPlan bool           // the run has changed its plan; sources may be new
-	shape   []int          // experts of each layer, from the first step with samples; nil before
-	recent  [][][]int64    // expert counts of the last loadWindow steps with counts, as a ring
-	loads   int            // number of steps with expert counts
+	layers  int            // with experts, from the first step with samples; -1 before
+	shape   []int          // experts of each layer, from the first step with counts; nil before
+	recent  []stepLoad     // in order, of the last loadWindow steps up to the last one with counts
 	slowest map[int]*SlowRank
+}
+
+// A stepLoad has the number of tokens of each expert of each layer in a step.
+type stepLoad struct {
+	step   int64
+	counts [][]int64
 }
 
 func parse(r io.Reader, path string) (*Run, error) {
 	in := bufio.NewReaderSize(r, 1<<20)
-	p := &parser{run: &Run{}, slowest: map[int]*SlowRank{}}
+	p := &parser{run: &Run{perSpan: 1}, layers: -1, slowest: map[int]*SlowRank{}}
 	for number := 1; ; number++ {
 		text, whole, err := readLine(in)
 		if err != nil {
@@ -370,8 +391,8 @@ func (p *parser) addStep(l *line) error {
 		LearningRate: l.LearningRate, Seconds: l.Seconds, TokensPerSecond: l.TokensPerSecond,
 		MFU: l.MFU, RouterEntropy: l.RouterEntropy, UpdateRatio: l.UpdateRatio, Skipped: l.Skipped,
 	}
-	if n := len(run.Steps); n > 0 && s.Step != run.Steps[n-1].Step+1 {
-		return fmt.Errorf("step %d follows step %d; lines are missing or repeated", s.Step, run.Steps[n-1].Step)
+	if run.Done > 0 && s.Step != run.Next {
+		return fmt.Errorf("step %d follows step %d; lines are missing or repeated", s.Step, run.Next-1)
 	}
 	if s.Samples < 0 || s.Tokens < 0 {
 		return fmt.Errorf("step %d: negative number of samples or tokens", s.Step)
@@ -415,12 +436,17 @@ func (p *parser) addStep(l *line) error {
 		s.Tokens = 0
 		clear(s.SourceSamples)
 	}
-	if s.Samples > 0 && !lost || l.ExpertTokens != nil {
-		if s.Balance, err = p.addLoad(l.ExpertTokens); err != nil {
+	switch {
+	case l.ExpertTokens == nil && l.ExpertLoad != nil:
+		if s.Balance, err = p.addSummary(l.ExpertLoad); err != nil {
+			return fmt.Errorf("step %d: expert_load: %w", s.Step, err)
+		}
+	case s.Samples > 0 && !lost || l.ExpertTokens != nil:
+		if s.Balance, err = p.addLoad(s.Step, l.ExpertTokens); err != nil {
 			return fmt.Errorf("step %d: expert_tokens: %w", s.Step, err)
 		}
 	}
-	run.Steps = append(run.Steps, s)
+	run.add(s)
 	if l.RankSeconds != nil {
 		run.RankSeconds.Add(*l.RankSeconds)
 	}
@@ -449,19 +475,46 @@ func (p *parser) addSlowest(r record.SlowRank, first bool) {
 	}
 }
 
-// addLoad checks that one step's counts have the shape of the first step's counts, keeps them for
-// the sum over the last steps, and returns their balance.
-func (p *parser) addLoad(counts [][]int64) ([]Balance, error) {
+// checkLayers checks that a step has as many layers with experts as the first step.
+func (p *parser) checkLayers(n int) error {
+	if p.layers < 0 {
+		p.layers = n
+	}
+	if n != p.layers {
+		return fmt.Errorf("%d layers, but the first step has %d", n, p.layers)
+	}
+	return nil
+}
+
+// addSummary returns the balance of a step that has no counts.
+func (p *parser) addSummary(load *record.ExpertLoad) ([]record.Balance, error) {
+	if err := p.checkLayers(len(load.MaxOverMean)); err != nil {
+		return nil, err
+	}
+	if len(load.Entropy) != len(load.MaxOverMean) {
+		return nil, fmt.Errorf("%d layers have a load, and %d an entropy", len(load.MaxOverMean), len(load.Entropy))
+	}
+	balance := make([]record.Balance, len(load.Entropy))
+	for layer := range balance {
+		balance[layer] = record.Balance{MaxOverMean: float64(load.MaxOverMean[layer]),
+			Entropy: float64(load.Entropy[layer])}
+	}
+	return balance, nil
+}
+
+// addLoad checks that one step's counts have the shape of the first counts, keeps them for the sum
+// over the last steps, and returns their balance.
+func (p *parser) addLoad(step int64, counts [][]int64) ([]record.Balance, error) {
+	if err := p.checkLayers(len(counts)); err != nil {
+		return nil, err
+	}
 	if p.shape == nil {
 		p.shape = make([]int, len(counts))
 		for layer, row := range counts {
 			p.shape[layer] = len(row)
 		}
 	}
-	if len(counts) != len(p.shape) {
-		return nil, fmt.Errorf("%d layers, but the first step has %d", len(counts), len(p.shape))
-	}
-	balance := make([]Balance, len(counts))
+	balance := make([]record.Balance, len(counts))
 	for layer, row := range counts {
 		if len(row) != p.shape[layer] {
 			return nil, fmt.Errorf("layer %d has %d experts, but %d in the first step", layer, len(row),
@@ -472,38 +525,11 @@ func (p *parser) addLoad(counts [][]int64) ([]Balance, error) {
 				return nil, fmt.Errorf("layer %d, expert %d: %d tokens", layer, expert, n)
 			}
 		}
-		balance[layer] = balanceOf(row)
+		balance[layer] = record.BalanceOf(row)
 	}
-	if len(p.recent) < loadWindow {
-		p.recent = append(p.recent, counts)
-	} else {
-		p.recent[p.loads%loadWindow] = counts
-	}
-	p.loads++
+	p.recent = slices.DeleteFunc(p.recent, func(l stepLoad) bool { return l.step <= step-loadWindow })
+	p.recent = append(p.recent, stepLoad{step, counts})
 	return balance, nil
-}
-
-func balanceOf(counts []int64) Balance {
-	var sum, most float64
-	for _, n := range counts {
-		sum += float64(n)
-		most = max(most, float64(n))
-	}
-	if sum == 0 {
-		return Balance{math.NaN(), math.NaN()}
-	}
-	if len(counts) == 1 {
-		return Balance{1, 1}
-	}
-	var entropy float64
-	for _, n := range counts {
-		if n > 0 {
-			share := float64(n) / sum
-			entropy -= share * math.Log(share)
-		}
-	}
-	experts := float64(len(counts))
-	return Balance{MaxOverMean: most * experts / sum, Entropy: entropy / math.Log(experts)}
 }
 
 func (p *parser) addEvaluation(l *line) error {
@@ -531,17 +557,10 @@ func (p *parser) addResume(l *line) {
 	p.run.Resumes = append(p.run.Resumes, r)
 }
 
-// finish extends the records to the final number of sources and sums the expert load over the last
-// steps.
+// finish extends the evaluations to the final number of sources and sums the expert load over the
+// last steps.
 func (p *parser) finish() *Run {
 	run := p.run
-	for i := range run.Steps {
-		s := &run.Steps[i]
-		s.SourceLoss, s.SourceSamples = p.pad(s.SourceLoss, s.SourceSamples)
-		for len(s.Balance) < len(p.shape) { // the step routed nothing
-			s.Balance = append(s.Balance, Balance{math.NaN(), math.NaN()})
-		}
-	}
 	for i := range run.Evaluations {
 		e := &run.Evaluations[i]
 		e.SourceLoss, e.SourceTargets = p.pad(e.SourceLoss, e.SourceTargets)
@@ -552,15 +571,16 @@ func (p *parser) finish() *Run {
 	slices.SortFunc(run.Slowest, func(a, b SlowRank) int {
 		return cmp.Or(cmp.Compare(b.Slow, a.Slow), cmp.Compare(b.Steps, a.Steps), cmp.Compare(a.Rank, b.Rank))
 	})
+	run.Layers = max(p.layers, 0)
 	if len(p.shape) == 0 {
 		return run
 	}
-	run.LoadSteps = len(p.recent)
+	run.LoadSteps, run.LoadLast = len(p.recent), p.recent[len(p.recent)-1].step
 	run.ExpertLoad = make([][]int64, len(p.shape))
 	for layer, experts := range p.shape {
 		run.ExpertLoad[layer] = make([]int64, experts)
-		for _, counts := range p.recent {
-			for expert, n := range counts[layer] {
+		for _, load := range p.recent {
+			for expert, n := range load.counts[layer] {
 				run.ExpertLoad[layer][expert] += n
 			}
 		}

@@ -3,17 +3,21 @@ package report
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"mula/train/record"
 )
 
 const (
@@ -28,6 +32,22 @@ const (
 	resumeLine   = `{"step":2,"resumed":{"checkpoint":"step-00000002","time":"2026-09-01T09:00:00Z","refused":[{"checkpoint":"step-00000003","error":"hash"}]}}` + "\n"
 )
 
+// stepsOf returns the steps of a short run.
+func stepsOf(run *Run) (steps []Step) {
+	for _, s := range run.Spans {
+		steps = append(steps, s.Step)
+	}
+	return steps
+}
+
+// balances returns balances with the given loads and entropies, one after the other.
+func balances(numbers ...float64) (all []record.Balance) {
+	for pair := range slices.Chunk(numbers, 2) {
+		all = append(all, record.Balance{MaxOverMean: pair[0], Entropy: pair[1]})
+	}
+	return all
+}
+
 func TestParse(t *testing.T) {
 	run, err := parse(strings.NewReader(headLine+step0+step1+evalLine+resumeLine+step2), "m")
 	if err != nil {
@@ -37,18 +57,17 @@ func TestParse(t *testing.T) {
 	want := []Step{
 		{Step: 0, Samples: 4, Tokens: 32, Loss: 5.5, AuxLoss: 1.5, ZLoss: 0.25, GradNorm: 2, LearningRate: 0.001,
 			Seconds: 0.5, TokensPerSecond: 64,
-			SourceLoss: []float64{5, 7}, SourceSamples: []int64{3, 1}, Balance: []Balance{{1, 1}, {4, 0}, {2, 0.5}}},
+			SourceLoss: []float64{5, 7}, SourceSamples: []int64{3, 1}, Balance: balances(1, 1, 4, 0, 2, 0.5)},
 		{Step: 1, Loss: nan, LearningRate: 0.001, Seconds: 0.1, SourceLoss: []float64{nan, nan},
-			SourceSamples: []int64{0, 0},
-			Balance:       []Balance{{nan, nan}, {nan, nan}, {nan, nan}}},
+			SourceSamples: []int64{0, 0}, Balance: balances(nan, nan, nan, nan, nan, nan)},
 		{Step: 2, Samples: 4, Tokens: 32, Loss: 4.5, GradNorm: 1, LearningRate: 0.002, Seconds: 0.5,
 			TokensPerSecond: 64,
 			// −Σ p·log₄ p for p = 1/16, 1/8, 1/4, 9/16: 1/8 + 3/16 + 1/4 + 9/16·(2 − log₂3)
-			SourceLoss: []float64{4.5, nan}, SourceSamples: []int64{4, 0}, Balance: []Balance{{2.25,
-				0.5625 + 0.5625*(2-math.Log2(3))}, {4, 0}, {2, 0.5}}},
+			SourceLoss: []float64{4.5, nan}, SourceSamples: []int64{4, 0}, Balance: balances(2.25,
+				0.5625+0.5625*(2-math.Log2(3)), 4, 0, 2, 0.5)},
 	}
 	close := cmp.Options{cmpopts.EquateNaNs(), cmpopts.EquateApprox(0, 1e-12)}
-	if diff := cmp.Diff(want, run.Steps, close); diff != "" {
+	if diff := cmp.Diff(want, stepsOf(run), close); diff != "" {
 		t.Errorf("steps (-want +got):\n%s", diff)
 	}
 	if diff := cmp.Diff([]Evaluation{{2, 5, []float64{nan, 6}, []int64{0, 80}}}, run.Evaluations, close); diff != "" {
@@ -110,20 +129,20 @@ func TestParseSpikes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := run.Steps[2]
+	s := run.Spans[2]
 	if s.Loss != 9.5 || s.Tokens != 0 || s.SourceSamples[0] != 0 || s.Samples != 4 ||
 		s.Skipped.String() != "loss 9.500 beyond 6.500" || s.MFU != 0.25 || len(s.RouterEntropy) != 3 {
 		t.Errorf("skipped: %+v", s)
 	}
-	if run.Steps[1].UpdateRatio["head"] != 0.5 {
-		t.Errorf("update ratio: %+v", run.Steps[1])
+	if run.Spans[1].UpdateRatio["head"] != 0.5 {
+		t.Errorf("update ratio: %+v", run.Spans[1])
 	}
 	run, err = parse(strings.NewReader(headLine+step0+backLine+step1+lostStep2), "m")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if s := run.Steps[2]; !math.IsNaN(s.Loss) || !math.IsNaN(s.GradNorm) || s.Tokens != 0 ||
-		s.Skipped.String() != "loss not finite" || !math.IsNaN(s.Balance[0].Entropy) {
+	if s := run.Spans[2]; !math.IsNaN(s.Loss) || !math.IsNaN(s.GradNorm) || s.Tokens != 0 ||
+		s.Skipped.String() != "loss not finite" || s.Balance != nil {
 		t.Errorf("lost: %+v", s)
 	}
 	if diff := cmp.Diff([]Rollback{{Step: 1, Spiked: 2, Spike: Spike{What: "grad_norm", NotFinite: true}, From: 4,
@@ -183,6 +202,51 @@ func TestLoadWindow(t *testing.T) {
 	}
 }
 
+// Between steps with counts, a run has the balance alone. The load is of the steps with counts, and
+// of the last such step, however old it is.
+func TestParseSummaries(t *testing.T) {
+	summary := func(step int64, load string) string {
+		return fmt.Sprintf(`{"step":%d,"samples":1,"loss":1,"source_samples":{"go":1},"expert_load":%s}`+"\n", step, load)
+	}
+	text := headLine + step0
+	for step := int64(1); step <= loadWindow; step++ {
+		text += summary(step, `{"max_over_mean":[1.5,2,3],"entropy":[0.9,0.8,0.7]}`)
+	}
+	run, err := parse(strings.NewReader(text), "m")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(balances(1.5, 0.9, 2, 0.8, 3, 0.7), run.Spans[7].Balance); diff != "" {
+		t.Errorf("balance (-want +got):\n%s", diff)
+	}
+	if run.LoadSteps != 1 || run.LoadLast != 0 || run.ExpertLoad[1][0] != 64 || run.Layers != 3 {
+		t.Errorf("load of %d steps up to %d: %v", run.LoadSteps, run.LoadLast, run.ExpertLoad)
+	}
+	if page := render(t, run); !strings.Contains(page, "Tokens routed to each expert in step 0,") {
+		t.Error("the page does not name the step of the load")
+	}
+	// Without any counts, only the map of the load is missing.
+	never, err := parse(strings.NewReader(headLine+summary(0, `{"max_over_mean":[1.5],"entropy":[0.9]}`)+
+		summary(1, `{"max_over_mean":[1.25],"entropy":[0.9]}`)), "m")
+	if err != nil {
+		t.Fatal(err)
+	}
+	page := render(t, never)
+	if strings.Contains(page, "Load by layer and expert") || !strings.Contains(page, "Imbalance by layer over time") ||
+		!strings.Contains(page, "Busiest expert ÷ mean") {
+		t.Error("the page of a run without counts has other figures")
+	}
+	for load, want := range map[string]string{
+		`{"max_over_mean":[1.5],"entropy":[0.9]}`:         ":3: step 1: expert_load: 1 layers, but the first step has 3",
+		`{"max_over_mean":[1.5,2,3],"entropy":[0.9,0.8]}`: ":3: step 1: expert_load: 3 layers have a load, and 2 an entropy",
+	} {
+		if _, err := parse(strings.NewReader(headLine+step0+summary(1, load)), "m"); err == nil ||
+			!strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", load, err)
+		}
+	}
+}
+
 // Steps whose positions are all skipped route nothing and have no record, also at the start of a
 // run.
 func TestParseEmptySteps(t *testing.T) {
@@ -194,10 +258,9 @@ func TestParseEmptySteps(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for i, want := range []float64{math.NaN(), 4, math.NaN()} {
-		if b := run.Steps[i].Balance; len(b) != 3 || b[1].MaxOverMean != want &&
-			!(math.IsNaN(want) && math.IsNaN(b[1].MaxOverMean)) {
-			t.Errorf("step %d: balance %v", i, b)
+	for i, want := range [][]record.Balance{nil, balances(1, 1, 4, 0, 2, 0.5), nil} {
+		if diff := cmp.Diff(want, run.Spans[i].Balance, cmpopts.EquateApprox(0, 1e-12)); diff != "" {
+			t.Errorf("step %d: balance (-want +got):\n%s", i, diff)
 		}
 	}
 	if diff := cmp.Diff([][]int64{{16, 16, 16, 16}, {64, 0, 0, 0}, {32, 32, 0, 0}}, run.ExpertLoad); diff != "" ||
@@ -229,8 +292,8 @@ func TestParsePlanChange(t *testing.T) {
 	if diff := cmp.Diff([]string{"go", "docs", "new"}, run.Info.Sources); diff != "" {
 		t.Errorf("sources (-want +got):\n%s", diff)
 	}
-	for i, want := range [][]int64{{3, 1, 0}, {0, 0, 0}, {1, 0, 3}} {
-		if diff := cmp.Diff(want, run.Steps[i].SourceSamples); diff != "" || len(run.Steps[i].SourceLoss) != 3 {
+	for i, want := range [][]int64{{3, 1}, {0, 0}, {1, 0, 3}} {
+		if diff := cmp.Diff(want, run.Spans[i].SourceSamples); diff != "" || len(run.Spans[i].SourceLoss) != len(want) {
 			t.Errorf("step %d (-want +got):\n%s", i, diff)
 		}
 	}
@@ -310,8 +373,8 @@ func TestParseTorn(t *testing.T) {
 			t.Fatalf("cut after %d bytes: %v", cut, err)
 		}
 		whole := cut == len(step1)-1
-		if whole != (run.Torn == "") || whole != (len(run.Steps) == 2) {
-			t.Fatalf("cut after %d of %d bytes: %d steps, torn %q", cut, len(step1), len(run.Steps), run.Torn)
+		if whole != (run.Torn == "") || whole != (run.Done == 2) {
+			t.Fatalf("cut after %d of %d bytes: %d steps, torn %q", cut, len(step1), run.Done, run.Torn)
 		}
 		if !whole && run.Torn != "m:3 is cut off after "+strconv.Itoa(cut)+" bytes" {
 			t.Fatalf("cut after %d bytes: torn %q", cut, run.Torn)
@@ -354,7 +417,7 @@ func TestRead(t *testing.T) {
 	}
 	t.Chdir(dir)
 	run, err := Read(".")
-	if err != nil || run.Name != "first-try" || len(run.Steps) != 1 {
+	if err != nil || run.Name != "first-try" || run.Done != 1 {
 		t.Errorf("got %+v, %v", run, err)
 	}
 }

@@ -64,10 +64,10 @@ func summarise(names []string, runs []*Run) summary {
 		return cell{r.Info.Plan[:16] + "…", r.Info.Plan}
 	})
 	add("steps", text(func(r *Run) string {
-		if n := int64(len(r.Steps)); n < r.planned() {
+		if n := int64(r.Done); n < r.planned() {
 			return quantity.Grouped(n) + " of " + quantity.Grouped(r.planned())
 		}
-		return quantity.Grouped(int64(len(r.Steps)))
+		return quantity.Grouped(int64(r.Done))
 	}))
 	add("batch", text(func(r *Run) string {
 		if r.Info.BatchSize == 0 {
@@ -75,7 +75,7 @@ func summarise(names []string, runs []*Run) summary {
 		}
 		return quantity.Grouped(r.Info.BatchSize) + " samples of " + quantity.Grouped(r.Info.SequenceLength) + " tokens"
 	}))
-	add("tokens seen", text(func(r *Run) string { return quantity.Grouped(int64(tokensSeen(r))) }))
+	add("tokens seen", text(func(r *Run) string { return quantity.Grouped(int64(r.tokens)) }))
 	add("loss, first → last", text(lossSpan))
 	add("evaluation loss", text(func(r *Run) string {
 		switch n := len(r.Evaluations); n {
@@ -89,7 +89,7 @@ func summarise(names []string, runs []*Run) summary {
 	}))
 	add("tokens/s, median", text(func(r *Run) string {
 		var speeds []float64
-		for _, s := range r.Steps {
+		for _, s := range r.Spans { // a sample of the steps, if there are many
 			if s.Samples > 0 {
 				speeds = append(speeds, s.TokensPerSecond)
 			}
@@ -105,7 +105,7 @@ func summarise(names []string, runs []*Run) summary {
 	}))
 	add("MFU, median", text(func(r *Run) string {
 		var shares []float64
-		for _, s := range r.Steps {
+		for _, s := range r.Spans {
 			if s.MFU > 0 {
 				shares = append(shares, s.MFU)
 			}
@@ -119,13 +119,7 @@ func summarise(names []string, runs []*Run) summary {
 		}
 		return t
 	}))
-	add("time in steps", text(func(r *Run) string {
-		var seconds float64
-		for _, s := range r.Steps {
-			seconds += s.Seconds
-		}
-		return duration(seconds)
-	}))
+	add("time in steps", text(func(r *Run) string { return duration(r.seconds) }))
 	add("time of ranks", text(rankTimes))
 	add("slowest ranks", text(slowestRanks))
 	add("resumes", text(func(r *Run) string {
@@ -143,16 +137,10 @@ func summarise(names []string, runs []*Run) summary {
 		return fmt.Sprintf("%d (before step %s)", len(r.Resumes), strings.Join(at, ", "))
 	}))
 	add("steps skipped", text(func(r *Run) string {
-		n := 0
-		for _, s := range r.Steps {
-			if s.Skipped != nil {
-				n++
-			}
-		}
-		if n == 0 {
+		if len(r.Skips) == 0 {
 			return ""
 		}
-		return quantity.Grouped(int64(n))
+		return quantity.Grouped(int64(len(r.Skips)))
 	}))
 	add("rollbacks", text(func(r *Run) string {
 		if len(r.Rollbacks) == 0 {
@@ -238,33 +226,19 @@ func modelName(r *Run) string {
 	return strings.Join(parts, ", ")
 }
 
-func tokensSeen(r *Run) float64 {
-	var n float64
-	for _, s := range r.Steps {
-		n += float64(s.Tokens)
-	}
-	return n
-}
-
 // lossSpan returns the first and the last loss. Because single steps vary, it adds the mean over
 // the last steps of a longer run.
 func lossSpan(r *Run) string {
-	var losses []float64
-	for _, s := range r.Steps {
-		if !math.IsNaN(s.Loss) {
-			losses = append(losses, s.Loss)
-		}
-	}
-	n := len(losses)
+	last := r.lastLosses
 	switch {
-	case n == 0:
+	case r.losses == 0:
 		return ""
-	case n == 1:
-		return quantity.Exact(losses[0], 4)
+	case r.losses == 1:
+		return quantity.Exact(r.firstLoss, 4)
 	}
-	t := quantity.Exact(losses[0], 4) + " → " + quantity.Exact(losses[n-1], 4)
-	if k := min(50, n/10); k > 1 {
-		t += fmt.Sprintf(" (mean of the last %d steps: %s)", k, quantity.Short(sum(losses[n-k:])/float64(k), 4))
+	t := quantity.Exact(r.firstLoss, 4) + " → " + quantity.Exact(last[len(last)-1], 4)
+	if k := min(lastLosses, r.losses/10); k > 1 {
+		t += fmt.Sprintf(" (mean of the last %d steps: %s)", k, quantity.Short(sum(last[len(last)-k:])/float64(k), 4))
 	}
 	return t
 }
@@ -299,8 +273,8 @@ type sourceRow struct {
 func sourceRows(r *Run) []sourceRow {
 	drawn := make([]float64, len(r.Info.Sources))
 	var total float64
-	for _, s := range r.Steps {
-		for i, n := range s.SourceSamples {
+	for _, s := range r.Spans {
+		for i, n := range s.samples {
 			drawn[i] += float64(n)
 			total += float64(n)
 		}
@@ -340,17 +314,11 @@ func sourceRows(r *Run) []sourceRow {
 // sourceLossSpan returns the loss of the first step with samples of the source, and the smoothed
 // loss at the end.
 func sourceLossSpan(r *Run, source int) (first, last string) {
-	curve := sourceCurve(r, source)
-	for _, p := range curve {
-		if finite(p.y) {
-			first = quantity.Exact(p.y, 4)
-			break
-		}
-	}
-	if first == "" {
+	if source >= len(r.firstSourceLoss) || !finite(r.firstSourceLoss[source]) {
 		return "", ""
 	}
-	for _, p := range slices.Backward(smooth(curve, sourceWeights(r, source), smoothSpan(len(curve)))) {
+	first = quantity.Exact(r.firstSourceLoss[source], 4)
+	for _, p := range slices.Backward(smoothed(r, sourceLoss(source))) {
 		if finite(p.y) { // the last step of a short run, which is not smoothed, may have no sample of the source
 			return first, quantity.Exact(p.y, 4)
 		}
