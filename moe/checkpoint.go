@@ -15,6 +15,7 @@ import (
 	"mula/internal/filesystem"
 	"mula/moe/safetensors"
 	"mula/xpu"
+	"mula/xpu/comm"
 )
 
 // configName is the file of a Hugging Face model directory that describes the model.
@@ -267,6 +268,37 @@ func (m *Model) Load(fsys filesystem.FS, dir string) error {
 	}
 	defer s.Close()
 	return m.read(s)
+}
+
+// LoadTogether is [Model.Load] of all ranks of the mesh, which call it at the same time. One rank
+// of those that hold a weight reads the weight and sends it to the others, so that all ranks
+// together read each byte once. broken reports whether the ranks cannot communicate any more. After
+// another error, only the ranks that have read know it.
+func (m *Model) LoadTogether(ctx context.Context, fsys filesystem.FS, dir string) (broken bool, err error) {
+	var s *Stored
+	var buffer []float32
+	for _, p := range m.params {
+		group := m.parallel.Mesh.Group(comm.Data)
+		if p.Divided {
+			group = m.parallel.Mesh.Group(comm.Replicas)
+		}
+		weight := xpu.HostBuffer(p.Weight, &buffer)
+		if group.Rank() == 0 && err == nil {
+			if s == nil {
+				if s, err = openStored(fsys, dir, m.cfg); err == nil {
+					defer s.Close()
+				}
+			}
+			if err == nil {
+				err = s.each(p.Index, weight, func([]float32) error { return nil })
+			}
+		}
+		if lost := comm.Broadcast(ctx, group, 0, weight); lost != nil {
+			return true, errors.Join(err, lost)
+		}
+		xpu.SetNumbers(m.dev, p.Weight, weight)
+	}
+	return false, err
 }
 
 func (m *Model) read(s *Stored) error {

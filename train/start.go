@@ -280,6 +280,9 @@ func (r *run) initialize(ctx context.Context) error {
 		if err != nil {
 			err = fmt.Errorf("initialize_from: %w", err)
 		}
+		if collective.IsBroken(err) {
+			return err
+		}
 	} else {
 		model.Init(r.config.Seed)
 	}

@@ -20,6 +20,7 @@ import (
 	"mula/moe"
 	"mula/shards"
 	"mula/tokenize"
+	"mula/train/collective"
 	"mula/xpu"
 )
 
@@ -73,9 +74,15 @@ func (m ModelDir) Model(dev xpu.Device) (*moe.Model, error) {
 	return stored.Model(dev)
 }
 
-// Load reads the weights into a model. It needs only Dir. Requests to a store end with ctx.
+// Load reads the weights into the model that the ranks of a run hold. All ranks call it, and
+// together read each weight once. It needs only Dir. Requests to a store end with ctx. Only some
+// ranks get an error of reading.
 func (m ModelDir) Load(ctx context.Context, model *moe.Model) error {
-	return model.Load(objectfs.New(ctx, nil, ""), m.Dir)
+	broken, err := model.LoadTogether(ctx, objectfs.New(ctx, m.fsys, ""), m.Dir)
+	if broken {
+		err = &collective.BrokenError{Err: err}
+	}
+	return err
 }
 
 // Tokenizer reads the model's tokenizer.json. The error wraps [fs.ErrNotExist] if there is none.

@@ -88,3 +88,6 @@ func (c *Counter) Check(names []string) error {
 	}
 	return nil
 }
+
+// Reads returns how often each byte of a file was read.
+func (c *Counter) Reads(name string) []int { return c.reads[name] }
