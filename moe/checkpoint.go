@@ -270,8 +270,8 @@ func (m *Model) Load(fsys filesystem.FS, dir string) error {
 	return m.read(s)
 }
 
-// LoadTogether is [Model.Load] of all ranks of the mesh, which call it at the same time. One rank
-// of those that hold a weight reads the weight and sends it to the others, so that all ranks
+// LoadTogether is [Model.Load] of all ranks of the mesh, which call it at the same time. The first
+// rank that holds a weight reads it and sends it to the other ranks that hold it, so that all ranks
 // together read each byte once. broken reports whether the ranks cannot communicate any more. After
 // another error, only the ranks that have read know it.
 func (m *Model) LoadTogether(ctx context.Context, fsys filesystem.FS, dir string) (broken bool, err error) {
