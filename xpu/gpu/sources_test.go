@@ -16,7 +16,7 @@ func TestInlineIsStatic(t *testing.T) {
 	}
 	functions, inline := 0, regexp.MustCompile(`\binline\b`)
 	for _, e := range entries {
-		if e.Name() == pvcFile {
+		if strings.HasPrefix(e.Name(), "pvc") || e.Name() == "dpas.cl" {
 			continue
 		}
 		text, err := texts.ReadFile(e.Name())
