@@ -79,6 +79,13 @@ func attentionFamily(t *testing.T, d xpu.Device, tolerance float64) {
 	t.Run("no bias", func(t *testing.T) { attentionBias(t, d, tolerance) })
 }
 
+// Attention compares one attention and its gradients with the reference, in float64. Attention is
+// restricted to documents of the given mean length, or not if it is 0. The capacity is the length.
+func Attention(t *testing.T, d xpu.Device, tolerance float64, h xpu.Heads, document int) {
+	h.Capacity = h.Length
+	attentionCase(t, d, tolerance, attentionShape{Heads: h, document: document}, uint64(h.Length))
+}
+
 // attentionCase compares an attention with the reference, and its gradients if it starts at
 // position 0 and uses the full capacity.
 func attentionCase(t tester, d xpu.Device, tolerance float64, s attentionShape, seed uint64) {

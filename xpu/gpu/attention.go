@@ -55,6 +55,10 @@ func (d *Device) Attend(a xpu.Attention) {
 		c.attendTensors(a, pieces)
 		return
 	}
+	if depth := d.attendDepth(a); depth > 0 {
+		c.attendMatrix(a, depth)
+		return
+	}
 	c.attend("attend", h, h.Heads, 4, 1, c.writes(a.Context), c.writes(a.LSE), c.reads(a.Q), c.reads(a.K),
 		c.reads(a.V),
 		c.reads(a.Begin), integer(h.Length), integer(h.Heads/h.KVHeads), integer(h.Size), integer(a.First),
@@ -73,6 +77,10 @@ func (d *Device) AttendGrad(a xpu.Attention, dcontext, dqkv, dk, dv xpu.Tensor) 
 	defer c.end()
 	if pieces := d.attendPieces(a); pieces > 0 {
 		c.attendTensorsGrad(a, dcontext, dqkv, dk, dv, pieces)
+		return
+	}
+	if depth := d.attendDepth(a); depth > 0 {
+		c.attendMatrixGrad(a, dcontext, dqkv, dk, dv, depth)
 		return
 	}
 	delta := c.take(a.LSE.Elements())

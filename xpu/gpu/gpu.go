@@ -174,7 +174,7 @@ func (d *Device) programs() []program {
 	}
 	var all []program
 	for _, e := range entries {
-		if name := e.Name(); !slices.Contains([]string{baseFile, pvcFile, nvidiaFile, attendTensorFile}, name) {
+		if name := e.Name(); name != baseFile && !slices.Contains(matrixFiles, name) {
 			if p := d.program(name, ""); len(p.kernels) > 0 { // else a file that others include
 				all = append(all, p)
 			}
@@ -291,15 +291,18 @@ func (d *Device) Name() string {
 func (d *Device) Precision() xpu.Precision { return d.precision }
 
 // Arithmetic returns for example "opencl NVIDIA H100 80GB HBM3 driver 550.54": with another driver
-// the compiler may choose other instructions. [xpu.BF16] adds the suffix " bf16", or " bf16 tensor
-// cores" with these.
+// the compiler may choose other instructions. [xpu.BF16] adds the suffix " bf16", and then " tensor
+// cores" or " dpas" for the instructions that multiply matrices.
 func (d *Device) Arithmetic() string {
 	name := fmt.Sprintf("opencl %s driver %s", d.device.Name, d.device.DriverVersion)
 	if d.precision != xpu.FP32 {
 		name += " " + string(d.precision)
 	}
-	if d.matrixFile() == nvidiaFile {
+	switch d.matrixFile() {
+	case nvidiaFile:
 		name += " tensor cores"
+	case pvcFile:
+		name += " dpas"
 	}
 	return name
 }

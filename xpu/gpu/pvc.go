@@ -1,6 +1,7 @@
 package gpu
 
 import (
+	"fmt"
 	"maps"
 	"strings"
 
@@ -23,6 +24,8 @@ const (
 
 // Files of kernels with matrix instructions.
 const pvcFile, nvidiaFile = "pvc.cl", "nvidia.cl"
+
+var matrixFiles = []string{pvcFile, attendMatrixFile, nvidiaFile, attendTensorFile}
 
 // matrixFile returns the file with the kernels of products, if they have matrix instructions.
 func (d *Device) matrixFile() string {
@@ -61,6 +64,13 @@ func Sources(device *opencl.Device, precision xpu.Precision) []opencl.Source {
 			options := d.attendOptions(size)
 			p := d.program("attention.cl", options)
 			p.source.Name += " " + options
+			all = append(all, p)
+		}
+	}
+	if d.matrixFile() == pvcFile {
+		for _, depth := range matrixDepths {
+			p := d.program(attendMatrixFile, d.attendMatrixOptions(depth))
+			p.source.Name += fmt.Sprintf(" -DDEPTH=%d", depth)
 			all = append(all, p)
 		}
 	}

@@ -85,11 +85,29 @@ func pretended(t *testing.T) {
 	}
 	numbersOf(t, d, b)
 	numbersOf(t, d, c)
+	for _, size := range matrixDepths {
+		const length = 70
+		heads := func(n int) xpu.Tensor { return upload(t, d, make([]float32, n*length*size), 1, n, length, size) }
+		tokens := func(n int) xpu.Tensor { return heads(n).Reshape(length, n*size) }
+		attention := xpu.Attention{Q: heads(2), K: heads(1), V: heads(1), Context: tokens(2),
+			LSE: upload(t, d, make([]float32, 2*length), 1, 2, length)}
+		d.Attend(attention)
+		d.AttendGrad(attention, tokens(2), tokens(4), heads(1), heads(1))
+		numbersOf(t, d, attention.Context)
+	}
 	devicetest.Run(t, d, 0)
 	for _, name := range []string{"pvc_plan", "pvc_pack_rows", "pvc_pack_matrices", "pvc_pack_left", "pvc_pack_right",
 		"pvc_product", "pvc_weight_grad"} {
 		if d.kernels[name] == nil {
 			t.Errorf("there is no kernel %s", name)
+		}
+	}
+	for _, depth := range matrixDepths {
+		for _, name := range []string{"pvc_pack_heads_left", "pvc_pack_heads_right", "pvc_attend", "pvc_grad_queries",
+			"pvc_grad_keys"} {
+			if d.variants[variant{attendMatrixFile, d.attendMatrixOptions(depth), name}] == nil {
+				t.Errorf("heads of %d: kernel %s was not launched", depth, name)
+			}
 		}
 	}
 }

@@ -33,9 +33,40 @@ func TestMatrix(t *testing.T) {
 			t.Run("MatMul", func(t *testing.T) { testMatrixMatMul(t, d) })
 			t.Run("groups", func(t *testing.T) { testMatrixGroups(t, d) })
 			t.Run("rounding", func(t *testing.T) { testMatrixRounding(t, d) })
+			if s.emulated == pvcFile {
+				t.Run("attention", func(t *testing.T) { testMatrixAttention(t, d) })
+			}
 			if s.emulated == nvidiaFile {
 				t.Run("chains", func(t *testing.T) { testTensorChains(t, d) })
 				t.Run("attention", func(t *testing.T) { testTensorAttention(t, d) })
+			}
+		})
+	}
+}
+
+// Attention on the emulated path is near the reference in float64: heads of both packed sizes,
+// heads of queries that share keys, documents, and lengths near the sizes of tiles and work-groups.
+func testMatrixAttention(t *testing.T, d *Device) {
+	for _, test := range []struct {
+		h        xpu.Heads
+		document int
+	}{
+		{xpu.Heads{Rows: 1, Length: 1, Heads: 1, KVHeads: 1, Size: 2}, 0},
+		{xpu.Heads{Rows: 2, Length: 33, Heads: 4, KVHeads: 2, Size: 10}, 0},
+		{xpu.Heads{Rows: 1, Length: 64, Heads: 2, KVHeads: 2, Size: 64}, 0},
+		{xpu.Heads{Rows: 1, Length: 131, Heads: 3, KVHeads: 1, Size: 34}, 40},
+		{xpu.Heads{Rows: 1, Length: 150, Heads: 2, KVHeads: 2, Size: 16}, 1},
+		{xpu.Heads{Rows: 1, Length: 70, Heads: 2, KVHeads: 1, Size: 128}, 0},
+		{xpu.Heads{Rows: 1, Length: 129, Heads: 1, KVHeads: 1, Size: 66}, 70},
+	} {
+		t.Run(fmt.Sprintf("%+v, documents of %d", test.h, test.document), func(t *testing.T) {
+			devicetest.Attention(t, d, 1e-2, test.h, test.document)
+			depth := matrixDepths[0]
+			if test.h.Size > depth {
+				depth = matrixDepths[1]
+			}
+			if d.variants[variant{attendMatrixFile, d.attendMatrixOptions(depth), "pvc_grad_keys"}] == nil {
+				t.Error("the kernels with matrix instructions were not launched")
 			}
 		})
 	}

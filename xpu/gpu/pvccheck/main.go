@@ -122,18 +122,54 @@ func compile(ctx context.Context, ocloc string, s opencl.Source) ([]byte, error)
 
 // A matrixKernel is the requirements for a kernel that multiplies with dpas.
 type matrixKernel struct {
-	name  string
-	dpas  int     // number in the inner loop
-	ratio float64 // minimum share of dpas among the instructions of that loop
-	// A sub-group's tile of C, and the work-group's.
-	rows, columns, groupRows, groupColumns int
+	name   string
+	option string  // of its file, if the file has variants
+	dpas   int     // number in the inner loop
+	ratio  float64 // minimum share of dpas among the instructions of that loop
+	// bytes that a sub-group reads from the L1 cache, and a work-group from the L2 cache, for one
+	// multiplication and addition
+	near, far float64
 }
 
-// Two steps are 32 dpas, 24 loads of 256 bytes, and the instructions for counters and addresses: 91
-// instructions. With loads of 2 KiB, in later compilers, there are 68.
+// is reports whether k is this kernel.
+func (m matrixKernel) is(k kernel) bool {
+	return k.Name == m.name && strings.HasSuffix(k.file, m.option)
+}
+
+// Two steps of a product are 32 dpas, 24 loads of 256 bytes, and the instructions for counters and
+// addresses: 91 instructions. With loads of 2 KiB, in later compilers, there are 68. The loops of
+// attention also have the exponentials, the rounding of weights, and the instructions of tiles with
+// hidden keys.
 var matrixKernels = []matrixKernel{
-	{"pvc_product", 32, 0.33, 32, 64, 128, 256},
-	{"pvc_weight_grad", 32, 0.33, 32, 64, 128, 256},
+	product("pvc_product"),
+	product("pvc_weight_grad"),
+	attention("pvc_attend", 64, 64, 0.06, tile{others: 64, left: 2, right: 1, dpas: 2, sharing: 8}),
+	attention("pvc_grad_queries", 64, 48, 0.09, tile{others: 32, left: 3, right: 2, dpas: 3, sharing: 8}),
+	attention("pvc_grad_keys", 64, 32, 0.05, tile{others: 32, left: 2, right: 1, dpas: 2, sharing: 4}),
+	attention("pvc_attend", 128, 128, 0.1, tile{others: 64, left: 2, right: 1, dpas: 2, sharing: 8}),
+	attention("pvc_grad_queries", 128, 96, 0.13, tile{others: 32, left: 3, right: 2, dpas: 3, sharing: 8}),
+	attention("pvc_grad_keys", 128, 64, 0.085, tile{others: 32, left: 2, right: 1, dpas: 2, sharing: 4}),
+}
+
+// product returns the requirements for a kernel of pvc.cl: a sub-group has a tile of 32×64, a
+// work-group one of 128×256.
+func product(name string) matrixKernel {
+	return matrixKernel{name: name, dpas: 32, ratio: 0.33, near: bytesPerFLOP(32, 64), far: bytesPerFLOP(128, 256)}
+}
+
+// A tile is the work of a sub-group of pvc_attention.cl in a turn of its loop: the number of left
+// operands of `others` positions, of right operands of its own 16 positions, of products, and of
+// sub-groups that share a left operand.
+type tile struct{ others, left, right, dpas, sharing int }
+
+// attention returns the requirements for a kernel of pvc_attention.cl for packed heads of a size.
+// Right operands stay in the L1 cache.
+func attention(name string, depth, dpas int, ratio float64, t tile) matrixKernel {
+	const own, bytes = 16, 2
+	flop := float64(2 * own * t.others * depth * t.dpas)
+	left, right := float64(bytes*depth*t.others*t.left), float64(bytes*depth*own*t.right)
+	return matrixKernel{name: name, option: fmt.Sprintf("-DDEPTH=%d", depth), dpas: dpas, ratio: ratio,
+		near: (left + right) / flop, far: left / (float64(t.sharing) * flop)}
 }
 
 // bytesPerFLOP returns the bytes of bfloat16 operands that a tile of C reads per multiplication and
@@ -146,9 +182,9 @@ func bytesPerFLOP(rows, columns int) float64 {
 func verdict(kernels []kernel) error {
 	var wrong []error
 	for _, want := range matrixKernels {
-		i := slices.IndexFunc(kernels, func(k kernel) bool { return k.Name == want.name })
+		i := slices.IndexFunc(kernels, want.is)
 		if i < 0 {
-			wrong = append(wrong, fmt.Errorf("%s: kernel not found", want.name))
+			wrong = append(wrong, fmt.Errorf("%s: kernel not found", strings.TrimSpace(want.name+" "+want.option)))
 			continue
 		}
 		if k := kernels[i]; k.Lanes != 16 {
@@ -178,11 +214,11 @@ func tableOf(kernels []kernel) string {
 	b.WriteString("|---|---|---|---|---|---|---|---|---|---|---|\n")
 	for _, k := range kernels {
 		loop, near, far := "", "", ""
-		if i := slices.IndexFunc(matrixKernels, func(m matrixKernel) bool { return m.name == k.Name }); i >= 0 {
+		if i := slices.IndexFunc(matrixKernels, func(m matrixKernel) bool { return m.is(k) }); i >= 0 {
 			m := matrixKernels[i]
 			loop = fmt.Sprintf("%d of %d, %.2f", k.LoopDPAS, k.LoopInstructions, k.ratio())
-			near = fmt.Sprintf("%.4f", bytesPerFLOP(m.rows, m.columns))
-			far = fmt.Sprintf("%.4f", bytesPerFLOP(m.groupRows, m.groupColumns))
+			near = fmt.Sprintf("%.4f", m.near)
+			far = fmt.Sprintf("%.4f", m.far)
 		}
 		fmt.Fprintf(&b, "| %s | %s | %s | %d | %d | %d | %d | %d | %s | %s | %s |\n", k.Name, k.file, k.precision,
 			k.Lanes, k.Registers, k.Scratch, k.Instructions, k.DPAS, loop, near, far)
