@@ -27,6 +27,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 here = pathlib.Path(__file__).resolve().parent
 FUSED = int(transformers.__version__.split(".")[0]) >= 5  # experts are one tensor in memory
+UNSCALED = "olmo", "olmoe", "olmo2"  # families without scaled rotary embeddings
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
@@ -102,7 +103,7 @@ def random_config(r, families):
     )
     theta = r.choice([10000.0, 500.0])
     family, scaling = r.choice(families), {"rope_type": "default"}
-    if family not in ("olmo", "olmoe"):
+    if family not in UNSCALED:
         scaling = r.choice(
             [
                 scaling,
@@ -450,7 +451,8 @@ def main():
     ap.add_argument("--mula", type=pathlib.Path, default=here.parent / "bin" / "mula")
     ap.add_argument("--count", type=int, default=24, help="random models")
     ap.add_argument("--seed", type=int, default=1)
-    families = ["olmoe", "olmoe", "olmo", "llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "qwen3_moe", "mixtral"]
+    families = ["olmoe", "olmoe", "olmo", "olmo2", "llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "qwen3_moe"]
+    families += ["mixtral"]
     ap.add_argument("--families", nargs="+", default=families, help="one is drawn per model")
     args = ap.parse_args()
     torch.set_num_threads(1)

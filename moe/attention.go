@@ -60,10 +60,10 @@ func (m *Model) attention(st *saved, to kvTarget) xpu.Attention {
 // accumulate adds a product to its result.
 var accumulate = xpu.MatMulOptions{Accumulate: true}
 
-// attend computes x1 = x0 + attention(norm(x0)) for a layer.
+// attend computes x1 from x0: it adds the attention of a layer, with its norm.
 func (m *Model) attend(ctx context.Context, l *layer, st *saved, to kvTarget) error {
 	w := &m.ws
-	m.dev.Normalize(w.h, st.x0, m.norm1(l, st), false)
+	m.blockInput(st.x0, m.norm1(l, st), false)
 	if l.qkvBias.w.Present() {
 		m.dev.Embed(st.qkv, l.qkvBias.w.Reshape(1, m.cfg.qkvWidth()), w.row0)
 	}
@@ -80,6 +80,11 @@ func (m *Model) attend(ctx context.Context, l *layer, st *saved, to kvTarget) er
 			return err
 		}
 	}
+	if st.y1.Present() {
+		m.dev.MatMul(st.y1, st.ctx, l.out.w.T(), xpu.MatMulOptions{})
+		m.addNorm(st.x1, st.x0, st.y1, m.norm1(l, st))
+		return nil
+	}
 	m.dev.Copy(st.x1, st.x0)
 	m.dev.MatMul(st.x1, st.ctx, l.out.w.T(), accumulate)
 	return nil
@@ -92,8 +97,9 @@ func (m *Model) attendGrad(ctx context.Context, l *layer, st *saved, fresh bool)
 	w := &m.ws
 
 	// Through the output projection.
-	m.dev.MatMul(w.dctx, w.dx, l.out.w, xpu.MatMulOptions{})
-	m.dev.MatMul(l.out.g, w.dx.T(), st.ctx, accumulate)
+	dy := m.blockOutputGrad(st.y1, m.norm1(l, st), l.norm1.g)
+	m.dev.MatMul(w.dctx, dy, l.out.w, xpu.MatMulOptions{})
+	m.dev.MatMul(l.out.g, dy.T(), st.ctx, accumulate)
 
 	// Through the attention.
 	p := m.projections(l, st, w.ownKeys(), true)
@@ -110,13 +116,13 @@ func (m *Model) attendGrad(ctx context.Context, l *layer, st *saved, fresh bool)
 	m.dev.JoinHeads(p, w.dqkv, w.dk, w.dv, l.qNorm.g, l.kNorm.g)
 
 	// Through the projections and the norm.
-	m.dev.Normalize(w.h, st.x0, m.norm1(l, st), true)
+	m.blockInput(st.x0, m.norm1(l, st), true)
 	m.dev.MatMul(l.qkv.g, w.dqkv.T(), w.h, accumulate)
 	if l.qkvBias.g.Present() {
 		const none = -1 // no row is skipped
 		m.dev.EmbedGrad(l.qkvBias.g.Reshape(1, m.cfg.qkvWidth()), w.dqkv, w.row0, none)
 	}
 	m.dev.MatMul(w.dh, w.dqkv, l.qkv.w, xpu.MatMulOptions{})
-	m.dev.NormGrad(w.dx, w.dh, st.x0, m.norm1(l, st), l.norm1.g)
+	m.blockInputGrad(st.x0, m.norm1(l, st), l.norm1.g)
 	return nil
 }

@@ -149,11 +149,12 @@ func (c Config) Tensors() []safetensors.Tensor {
 		list = append(list, safetensors.Tensor{Name: name, DType: safetensors.F32, Shape: shape})
 	}
 	h, q, kv, ffn, f := c.HiddenSize, c.QueryWidth(), c.KVWidth(), c.IntermediateSize, c.family()
+	norm1, norm2 := f.normNames()
 	add(embeddingName, c.VocabSize, h)
 	for l := range c.Layers {
 		prefix := layerPrefix(l)
 		if f.rms {
-			add(prefix+"input_layernorm.weight", h)
+			add(prefix+norm1, h)
 		}
 		add(prefix+"self_attn.q_proj.weight", q, h)
 		add(prefix+"self_attn.k_proj.weight", kv, h)
@@ -169,7 +170,7 @@ func (c Config) Tensors() []safetensors.Tensor {
 		}
 		add(prefix+"self_attn.o_proj.weight", h, q)
 		if f.rms {
-			add(prefix+"post_attention_layernorm.weight", h)
+			add(prefix+norm2, h)
 		}
 		names := f.blockNames()
 		experts := []string{prefix + names.block + "."}

@@ -12,6 +12,7 @@ type Architecture string
 const (
 	OLMoE   Architecture = "olmoe"   // mixture of experts, RMSNorm, q/k norm
 	OLMo    Architecture = "olmo"    // dense, LayerNorm without weights
+	OLMo2   Architecture = "olmo2"   // dense, RMSNorm after attention and feed-forward, q/k norm
 	Llama   Architecture = "llama"   // dense, RMSNorm
 	Mistral Architecture = "mistral" // dense, RMSNorm
 	Qwen2   Architecture = "qwen2"   // dense, RMSNorm, biases of q, k and v
@@ -42,7 +43,7 @@ type Config struct {
 	NormTopK        bool        `yaml:"norm_topk_prob,omitempty"` // routing weights are divided by a token's sum
 	MaxPositions    int         `yaml:"max_position_embeddings"`
 	RopeTheta       float64     `yaml:"rope_theta"`
-	RopeScaling     RopeScaling `yaml:"rope_scaling,omitempty"` // not for [OLMoE] and [OLMo]
+	RopeScaling     RopeScaling `yaml:"rope_scaling,omitempty"` // not for [OLMoE], [OLMo] and [OLMo2]
 	NormEps         float64     `yaml:"rms_norm_eps"`           // fixed at 1e-5 for [OLMo]
 	ClipQKV         float64     `yaml:"clip_qkv"`               // q, k and v are clipped to ±ClipQKV; 0 = not clipped
 	TieEmbeddings   bool        `yaml:"tie_word_embeddings"`

@@ -155,7 +155,7 @@ func (d *dispatch) failed(number int, doing string, err error) error {
 }
 
 // forward computes the block of a layer; see feedForwardBlock.
-func (d *dispatch) forward(ctx context.Context, m *Model, l *layer, st *saved, number int, out xpu.Tensor) error {
+func (d *dispatch) forward(ctx context.Context, m *Model, l *layer, st *saved, number int, out, x xpu.Tensor) error {
 	m.route(l, st, number)
 	way, h, r := &m.ws.ways[number], d.c.HiddenSize, &st.routing
 	rowOf := room(&d.host.ints, r.RowOf.Elements())
@@ -183,7 +183,11 @@ func (d *dispatch) forward(ctx context.Context, m *Model, l *layer, st *saved, n
 	sums := xpu.HostBuffer(m.ws.h, &d.host.x)
 	d.courier.add(m, way, back, h, sums, nil)
 	d.dev.Write(m.ws.h, sums)
-	d.dev.Add(out, st.x1, m.ws.h)
+	if x.Present() {
+		d.dev.Add(out, x, m.ws.h)
+	} else {
+		d.dev.Copy(out, m.ws.h)
+	}
 	return nil
 }
 
@@ -233,7 +237,8 @@ func (d *dispatch) expand(ctx context.Context, m *Model, l *layer, _ *saved, num
 
 // grad computes the gradients of a layer; see feedForwardBlock. The gradients of the routing
 // weights of this rank's tokens are in ws.dweight afterwards.
-func (d *dispatch) grad(ctx context.Context, m *Model, l *layer, st *saved, number int, zFactor float64) error {
+func (d *dispatch) grad(ctx context.Context, m *Model, l *layer, st *saved, number int, dout xpu.Tensor,
+	zFactor float64) error {
 	way, h, k := &m.ws.ways[number], d.c.HiddenSize, d.c.ExpertsPerToken
 	x, err := d.use(m, number)
 	if err != nil {
@@ -245,7 +250,7 @@ func (d *dispatch) grad(ctx context.Context, m *Model, l *layer, st *saved, numb
 		return d.failed(number, "allocating buffers", err)
 	}
 	dy := memory.Rows(0, way.tokens()*h).Reshape(way.tokens(), h)
-	if err := d.deliver(ctx, m, way, dy, m.ws.dx); err != nil {
+	if err := d.deliver(ctx, m, way, dy, dout); err != nil {
 		return d.failed(number, "sending gradients of outputs to their experts", err)
 	}
 	m.contractGrad(l, &way.own, dy)

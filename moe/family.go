@@ -20,6 +20,8 @@ type family struct {
 	scaling bool   // frequencies of the rotary embedding may be scaled; see [RopeScaling]
 	headDim bool   // heads may have another size than hidden_size / num_attention_heads
 
+	postNorm bool // norms are after attention and feed-forward instead of before them; with rms
+
 	expertWidth  string     // field of the width of an expert; "": intermediate_size
 	expertCount  string     // field of the number of experts; "": num_experts
 	renormalized bool       // routing weights are always renormalised, without norm_topk_prob
@@ -51,7 +53,7 @@ type family struct {
 }
 
 var families = map[Architecture]*family{OLMoE: &olmoe, OLMo: &olmo, Llama: &llama, Mistral: &mistral,
-	Qwen2: &qwen2, Qwen3: &qwen3, Qwen3MoE: &qwen3MoE, Mixtral: &mixtral}
+	Qwen2: &qwen2, Qwen3: &qwen3, Qwen3MoE: &qwen3MoE, Mixtral: &mixtral, OLMo2: &olmo2}
 
 // blockNames are the names in files of a layer's feed-forward block, and of the projections of a
 // dense network or of an expert.
@@ -101,6 +103,14 @@ func (c Config) family() *family {
 		return f
 	}
 	return &family{}
+}
+
+// normNames returns the names of a layer's norms, of its attention and of its feed-forward block.
+func (f *family) normNames() (attention, feedForward string) {
+	if f.postNorm {
+		return "post_attention_layernorm.weight", "post_feedforward_layernorm.weight"
+	}
+	return "input_layernorm.weight", "post_attention_layernorm.weight"
 }
 
 // NormWeights returns the number of weights of a norm of the residual stream: HiddenSize, or 0.

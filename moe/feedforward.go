@@ -7,24 +7,24 @@ import (
 	"mula/xpu/comm"
 )
 
-// A feedForwardBlock computes the second half of a layer, out = x1 + f(norm(x1)), where f is a
-// dense network or a sum over experts. In its methods number is the index of the layer.
+// A feedForwardBlock computes the function f of a layer's second half, a dense network or a sum
+// over experts. In its methods number is the index of the layer.
 type feedForwardBlock interface {
 	// begin starts a pass over the given number of tokens of this rank.
 	begin(ctx context.Context, tokens int) error
 
-	// forward computes out = x1 + f(ws.h), where ws.h is norm(x1); out may alias x0. It may
+	// forward computes out = x + f(ws.h), or f(ws.h) if x is absent; out may alias x0. It may
 	// overwrite ws.h.
-	forward(ctx context.Context, m *Model, l *layer, st *saved, number int, out xpu.Tensor) error
+	forward(ctx context.Context, m *Model, l *layer, st *saved, number int, out, x xpu.Tensor) error
 
 	// expand computes again the gate and up projections of ws.h, which forward computes but does
 	// not keep at some levels of recomputation.
 	expand(ctx context.Context, m *Model, l *layer, st *saved, number int) error
 
-	// grad computes the gradient of ws.h in ws.dh from the gradient of out in ws.dx, and adds to
-	// the gradients of the weights. ws.slopes holds the slopes of the load-balancing loss. zFactor
-	// is the derivative of the weighted z-loss by half the squared logsumexp.
-	grad(ctx context.Context, m *Model, l *layer, st *saved, number int, zFactor float64) error
+	// grad computes the gradient of ws.h in ws.dh from dy, the gradient of f(ws.h), and adds to the
+	// gradients of the weights. ws.slopes holds the slopes of the load-balancing loss. zFactor is
+	// the derivative of the weighted z-loss by half the squared logsumexp.
+	grad(ctx context.Context, m *Model, l *layer, st *saved, number int, dy xpu.Tensor, zFactor float64) error
 
 	// prepare allocates what a flight through the given number of layers needs.
 	prepare(f *flight, layers int)
@@ -54,12 +54,14 @@ func (localBlock) free()                            {}
 // denseBlock is the block of a model without experts.
 type denseBlock struct{ localBlock }
 
-func (b denseBlock) forward(ctx context.Context, m *Model, l *layer, st *saved, number int, out xpu.Tensor) error {
+func (b denseBlock) forward(ctx context.Context, m *Model, l *layer, st *saved, number int, out, x xpu.Tensor) error {
 	w := &m.ws
 	b.expand(ctx, m, l, st, number)
 	m.dev.SwiGLU(w.act, st.gateUp, xpu.Tensor{})
-	m.dev.Copy(out, st.x1)
-	m.dev.MatMul(out, w.act, l.down.w.T(), accumulate)
+	if x.Present() {
+		m.dev.Copy(out, x)
+	}
+	m.dev.MatMul(out, w.act, l.down.w.T(), xpu.MatMulOptions{Accumulate: x.Present()})
 	return nil
 }
 
@@ -68,11 +70,11 @@ func (denseBlock) expand(_ context.Context, m *Model, l *layer, st *saved, _ int
 	return nil
 }
 
-func (denseBlock) grad(_ context.Context, m *Model, l *layer, st *saved, _ int, _ float64) error {
+func (denseBlock) grad(_ context.Context, m *Model, l *layer, st *saved, _ int, dy xpu.Tensor, _ float64) error {
 	w := &m.ws
-	m.dev.MatMul(w.dact, w.dx, l.down.w, xpu.MatMulOptions{})
+	m.dev.MatMul(w.dact, dy, l.down.w, xpu.MatMulOptions{})
 	m.dev.SwiGLUGrad(st.gateUp, w.act, w.dact, xpu.Tensor{}, xpu.Tensor{})
-	m.dev.MatMul(l.down.g, w.dx.T(), w.act, accumulate)
+	m.dev.MatMul(l.down.g, dy.T(), w.act, accumulate)
 	m.dev.MatMul(l.gateUp.g, st.gateUp.T(), w.h, accumulate)
 	m.dev.MatMul(w.dh, st.gateUp, l.gateUp.w, xpu.MatMulOptions{})
 	return nil
@@ -85,12 +87,12 @@ func (denseBlock) grad(_ context.Context, m *Model, l *layer, st *saved, _ int, 
 // over a token's experts needs no weights, and the backward pass needs no expert outputs.
 type expertBlock struct{ localBlock }
 
-func (expertBlock) forward(_ context.Context, m *Model, l *layer, st *saved, number int, out xpu.Tensor) error {
+func (expertBlock) forward(_ context.Context, m *Model, l *layer, st *saved, number int, out, x xpu.Tensor) error {
 	m.route(l, st, number)
 	m.dev.SortRows(st.routing)
 	m.expand(l, st, m.ws.h)
 	m.contract(l, st)
-	m.dev.SumRows(out, st.x1, m.ws.expert, st.routing.RowOf)
+	m.dev.SumRows(out, x, m.ws.expert, st.routing.RowOf)
 	return nil
 }
 
@@ -99,29 +101,38 @@ func (expertBlock) expand(_ context.Context, m *Model, l *layer, st *saved, _ in
 	return nil
 }
 
-func (expertBlock) grad(_ context.Context, m *Model, l *layer, st *saved, number int, zFactor float64) error {
+func (expertBlock) grad(_ context.Context, m *Model, l *layer, st *saved, number int, dy xpu.Tensor,
+	zFactor float64) error {
 	w := &m.ws
-	m.contractGrad(l, st, w.dx)
+	m.contractGrad(l, st, dy)
 	m.dev.SumRows(w.dh, xpu.Tensor{}, w.gathered, st.routing.RowOf)
 	m.expertsGrad(l, st, w.h)
 	m.routeGrad(l, st, number, zFactor)
 	return nil
 }
 
-// feedForward computes out = x1 + f(norm(x1)) for layer number; out may alias x0.
+// feedForward computes the output of layer number from x1: it adds the feed-forward block, with its
+// norm. out may alias x0.
 func (m *Model) feedForward(ctx context.Context, l *layer, st *saved, number int, out xpu.Tensor) error {
-	m.dev.Normalize(m.ws.h, st.x1, m.norm2(l, st), false)
-	return m.block.forward(ctx, m, l, st, number, out)
+	m.blockInput(st.x1, m.norm2(l, st), false)
+	if !st.y2.Present() {
+		return m.block.forward(ctx, m, l, st, number, out, st.x1)
+	}
+	if err := m.block.forward(ctx, m, l, st, number, st.y2, xpu.Tensor{}); err != nil {
+		return err
+	}
+	m.addNorm(out, st.x1, st.y2, m.norm2(l, st))
+	return nil
 }
 
 // feedForwardGrad turns the gradient of the output of layer number in ws.dx into the gradient of
 // x1, and adds to the gradients of the weights. ws.h holds the input of the block.
 func (m *Model) feedForwardGrad(ctx context.Context, l *layer, st *saved, number int, zFactor float64) error {
-	w := &m.ws
-	if err := m.block.grad(ctx, m, l, st, number, zFactor); err != nil {
+	dy := m.blockOutputGrad(st.y2, m.norm2(l, st), l.norm2.g)
+	if err := m.block.grad(ctx, m, l, st, number, dy, zFactor); err != nil {
 		return err
 	}
-	m.dev.NormGrad(w.dx, w.dh, st.x1, m.norm2(l, st), l.norm2.g)
+	m.blockInputGrad(st.x1, m.norm2(l, st), l.norm2.g)
 	return nil
 }
 

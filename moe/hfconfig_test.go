@@ -341,9 +341,12 @@ func TestConfigJSONOfTransformers(t *testing.T) {
 			t.Error(err)
 			continue
 		}
-		clip, pad := 8.0, NoToken
+		clip, pad := 8.0, 3
 		if !c.family().clip {
-			clip, pad = 0, 3
+			clip = 0
+		}
+		if c.family().padTokenID != NoToken { // the others have another value than the default
+			pad = NoToken
 		}
 		others := strings.Contains(name, "others")
 		if !others {

@@ -2,17 +2,68 @@ package moe
 
 import "mula/xpu"
 
-// The three norms of the residual stream: before a layer's attention, before its experts, and after
-// the last layer. They are RMSNorm with weights, or in an OLMo model LayerNorm without weights.
+// A layer has a norm of its attention and a norm of its feed-forward block, and a norm follows the
+// last layer. They are RMSNorm with weights, or in an OLMo model LayerNorm without weights.
+//
+// A block f with its norm is x + f(norm(x)), or in a family with postNorm x + norm(f(x))
+// (https://arxiv.org/abs/2501.00656).
 
 func (m *Model) norm1(l *layer, st *saved) xpu.Norm {
 	return m.residualNorm(l.norm1, st.mean1, st.rstd1)
 }
+
 func (m *Model) norm2(l *layer, st *saved) xpu.Norm {
+	if m.cfg.family().postNorm {
+		return m.residualNorm(l.norm2, xpu.Tensor{}, st.rstdY2)
+	}
 	return m.residualNorm(l.norm2, st.mean2, st.rstd2)
 }
+
 func (m *Model) normL() xpu.Norm { return m.residualNorm(m.norm, m.ws.meanL, m.ws.rstdL) }
 
 func (m *Model) residualNorm(weights tensor, mean, rstd xpu.Tensor) xpu.Norm {
 	return xpu.Norm{Epsilon: m.cfg.NormEps, Weight: weights.w, Mean: mean, RStd: rstd}
+}
+
+// blockInput sets ws.h to the input of a block, given its input x from the residual stream. known
+// means that the statistics of n were computed before.
+func (m *Model) blockInput(x xpu.Tensor, n xpu.Norm, known bool) {
+	if m.cfg.family().postNorm {
+		m.dev.Copy(m.ws.h, x)
+	} else {
+		m.dev.Normalize(m.ws.h, x, n, known)
+	}
+}
+
+// addNorm sets out to x + norm(y), where y is the output of a block of a family with postNorm. It
+// overwrites ws.h.
+func (m *Model) addNorm(out, x, y xpu.Tensor, n xpu.Norm) {
+	m.dev.Normalize(m.ws.h, y, n, false)
+	m.dev.Add(out, x, m.ws.h)
+}
+
+// blockOutputGrad returns the gradient of a block's output y, given the gradient of the residual
+// stream after the block in ws.dx. With postNorm it adds to the gradient of the norm's weight, and
+// overwrites ws.dh.
+func (m *Model) blockOutputGrad(y xpu.Tensor, n xpu.Norm, dweight xpu.Tensor) xpu.Tensor {
+	w := &m.ws
+	if !m.cfg.family().postNorm {
+		return w.dx
+	}
+	m.dev.Zero(w.dy)
+	m.dev.Copy(w.dh, w.dx)
+	m.dev.NormGrad(w.dy, w.dh, y, n, dweight)
+	return w.dy
+}
+
+// blockInputGrad adds the gradient of the residual stream before a block to ws.dx, given the
+// gradient of the block's input in ws.dh, which it overwrites. x and n are the arguments of
+// blockInput.
+func (m *Model) blockInputGrad(x xpu.Tensor, n xpu.Norm, dweight xpu.Tensor) {
+	w := &m.ws
+	if m.cfg.family().postNorm {
+		m.dev.Add(w.dx, w.dx, w.dh)
+	} else {
+		m.dev.NormGrad(w.dx, w.dh, x, n, dweight)
+	}
 }

@@ -18,7 +18,8 @@ const (
 	// feed-forward block of a dense layer. Ranks that share the experts send the inputs again.
 	RecomputeExperts Recompute = "experts"
 
-	// RecomputeLayers also recomputes the attention: only a layer's input and its routing are kept.
+	// RecomputeLayers also recomputes the attention: only a layer's input and its routing are kept,
+	// and the input of a norm after the feed-forward block.
 	RecomputeLayers Recompute = "layers"
 )
 
@@ -53,9 +54,9 @@ func (m *Model) restore(ctx context.Context, l *layer, st *saved, number int, fr
 		if err := m.attend(ctx, l, st, w.ownKeys()); err != nil {
 			return err
 		}
-		m.dev.Normalize(w.h, st.x1, m.norm2(l, st), false)
+		m.blockInput(st.x1, m.norm2(l, st), false)
 	} else {
-		m.dev.Normalize(w.h, st.x1, m.norm2(l, st), true)
+		m.blockInput(st.x1, m.norm2(l, st), true)
 	}
 	if fresh || !w.shape.recompute.experts() {
 		return nil

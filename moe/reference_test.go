@@ -80,7 +80,7 @@ func (r *reference) projection(prefix, which string, h []float64) []float64 {
 	if r.c.Architecture == Qwen2 {
 		addTo(y, r.weights[prefix+which+"_proj.bias"], 1)
 	}
-	if r.c.Architecture == OLMoE && which != "v" {
+	if (r.c.Architecture == OLMoE || r.c.Architecture == OLMo2) && which != "v" {
 		y = r.norm(prefix+which+"_norm.weight", y)
 	}
 	if r.c.Architecture == Qwen3MoE && which != "v" {
@@ -156,6 +156,20 @@ func (r *reference) losses(b Batch) losses {
 		counts[l], probs[l] = make([]float64, c.Experts), make([]float64, c.Experts)
 	}
 	out.entropy = make([]float64, c.Layers)
+	// before is the norm of a block's input, and behind the norm of its output; a model has one.
+	after := c.Architecture == OLMo2
+	before := func(name string, x []float64) []float64 {
+		if after {
+			return x
+		}
+		return r.norm(name, x)
+	}
+	behind := func(name string, y []float64) []float64 {
+		if after {
+			return r.norm(name, y)
+		}
+		return y
+	}
 	for row := range b.Rows {
 		ids := b.Tokens[row*(b.SequenceLength+1):][:b.SequenceLength+1]
 		x := make([][]float64, b.SequenceLength)
@@ -166,7 +180,7 @@ func (r *reference) losses(b Batch) losses {
 			layer := fmt.Sprintf("model.layers.%d.", l)
 			q, k, v := make([][]float64, len(x)), make([][]float64, len(x)), make([][]float64, len(x))
 			for t := range x {
-				in := r.norm(layer+"input_layernorm.weight", x[t])
+				in := before(layer+"input_layernorm.weight", x[t])
 				q[t], k[t], v[t] = r.projection(layer+"self_attn.", "q", in), r.projection(layer+"self_attn.", "k",
 					in), r.projection(layer+"self_attn.", "v", in)
 				r.turn(q[t], t)
@@ -191,14 +205,16 @@ func (r *reference) losses(b Batch) losses {
 						addTo(context[a*d:(a+1)*d], v[begin+s][g:g+d], p[s])
 					}
 				}
-				addTo(x[t], r.times(layer+"self_attn.o_proj.weight", context), 1)
+				y := r.times(layer+"self_attn.o_proj.weight", context)
+				addTo(x[t], behind(layer+"post_attention_layernorm.weight", y), 1)
 			}
 			for t := range x {
-				in := r.norm(layer+"post_attention_layernorm.weight", x[t])
+				in := before(layer+"post_attention_layernorm.weight", x[t])
 				if c.Dense() {
-					addTo(x[t], r.mlp(layer+"mlp.", in), 1)
+					addTo(x[t], behind(layer+"post_feedforward_layernorm.weight", r.mlp(layer+"mlp.", in)), 1)
 					continue
 				}
+				y := make([]float64, h)
 				p, lse := softmax64(r.times(layer+"mlp.gate.weight", in))
 				out.z += lse * lse / (n * float64(c.ExpertsPerToken))
 				addTo(probs[l], p, 1)
@@ -220,8 +236,9 @@ func (r *reference) losses(b Batch) losses {
 				for _, e := range order[:c.ExpertsPerToken] {
 					out.chosen = append(out.chosen, e)
 					counts[l][e]++
-					addTo(x[t], r.mlp(fmt.Sprintf("%smlp.experts.%d.", layer, e), in), p[e]/sum)
+					addTo(y, r.mlp(fmt.Sprintf("%smlp.experts.%d.", layer, e), in), p[e]/sum)
 				}
+				addTo(x[t], behind(layer+"post_feedforward_layernorm.weight", y), 1)
 			}
 		}
 		for t := range x {
@@ -319,8 +336,10 @@ func gradientCases(t testing.TB) map[string]Config {
 	qwen2.Architecture, qwen2.HeadSize = Qwen2, 24
 	qwen3MoE := gqa
 	qwen3MoE.Architecture, qwen3MoE.HeadSize, qwen3MoE.ClipQKV = Qwen3MoE, 24, 0
+	olmo2 := llama
+	olmo2.Architecture = OLMo2
 	return map[string]Config{"nano": nano, "gqa": gqa, "dense": dense, "dense tied": tied, "llama": llama,
-		"qwen2": qwen2, "qwen3_moe": qwen3MoE}
+		"qwen2": qwen2, "qwen3_moe": qwen3MoE, "olmo2": olmo2}
 }
 
 // Gradients of every tensor agree with central differences of the reference: along random

@@ -43,19 +43,23 @@ type saved struct {
 	// with the gradient
 	gateUp  xpu.Tensor
 	routing xpu.Routing
+
+	// With a norm after the feed-forward block: [T, H] its input, and [T] its statistic.
+	y2, rstdY2 xpu.Tensor
 }
 
 // attended holds the results of the attention, and the statistics of the norm after it.
 type attended struct {
-	mean1, rstd1 xpu.Tensor // [T] of the first norm; means with LayerNorm only
+	mean1, rstd1 xpu.Tensor // [T] of the norm of the attention; means with LayerNorm only
 	qkv          xpu.Tensor // [T, AD+2GD] projections, before norm, clip and rotation
 	rq, rk       xpu.Tensor // [T·norms] of the q and k norms
 	ctx          xpu.Tensor // [T, AD] result of the attention, before its output projection
 	// [rows·S', A'D] the same of the heads of [wholeHeads]; absent if ranks do not share rows
 	wholeCtx     xpu.Tensor
 	lse          xpu.Tensor // [rows, A, S] or [rows, A', S'] logsumexp of the scores
+	y1           xpu.Tensor // [T, H] input of a norm after the output projection; otherwise absent
 	x1           xpu.Tensor // [T, H] residual stream after the attention
-	mean2, rstd2 xpu.Tensor // [T] of the second norm
+	mean2, rstd2 xpu.Tensor // [T] of a norm before the feed-forward block
 }
 
 // A flight is a batch under way: the results of its forward pass that its backward pass needs. A
@@ -111,6 +115,7 @@ type workspace struct {
 
 	dx      xpu.Tensor // [T, H] gradient of the residual stream
 	dh      xpu.Tensor // [T, H] gradient of h
+	dy      xpu.Tensor // [T, H] gradient of the input of a norm after a block
 	dctx    xpu.Tensor // [T, AD] gradient of ctx, in the memory of dh
 	dk, dv  xpu.Tensor // like k
 	dqkv    xpu.Tensor // [T, AD+2GD]
@@ -209,6 +214,9 @@ func (f *flight) cut(c Config, p passShape, a *arena) {
 		if !p.recompute.experts() {
 			st.gateUp = p.gateUp(c, a)
 		}
+		if c.family().postNorm {
+			st.y2, st.rstdY2 = a.f32(t, h), a.f32(t)
+		}
 		if c.moe() {
 			st.routing = xpu.Routing{Probs: a.f32(t, c.Experts), LSE: a.f32(t), Weight: a.f32(r),
 				Chosen: a.i32(t, k), RowOf: a.i32(t, k), TokenOf: a.i32(r), Counts: a.i32(c.Experts),
@@ -245,7 +253,10 @@ func (k *attended) cut(c Config, p passShape, a *arena) {
 	*k = attended{
 		rstd1: a.f32(t), qkv: a.f32(t, c.qkvWidth()),
 		ctx: a.f32(t, c.QueryWidth()), lse: a.f32(p.rows, c.Heads/p.ranks, p.s*p.ranks),
-		x1: a.f32(t, h), rstd2: a.f32(t),
+		x1: a.f32(t, h),
+	}
+	if !c.family().postNorm {
+		k.rstd2 = a.f32(t)
 	}
 	if p.ranks > 1 {
 		k.wholeCtx = a.f32(t*p.ranks, c.QueryWidth()/p.ranks)
@@ -255,6 +266,9 @@ func (k *attended) cut(c Config, p passShape, a *arena) {
 	}
 	if !c.family().rms {
 		k.mean1, k.mean2 = a.f32(t), a.f32(t)
+	}
+	if c.family().postNorm {
+		k.y1 = a.f32(t, h)
 	}
 }
 
@@ -288,6 +302,9 @@ func (w *workspace) cut(c Config, p passShape, a *arena) {
 		if both := a.f32(t * max(h, c.QueryWidth())); both.Present() {
 			w.dh = both.Rows(0, t*h).Reshape(t, h)
 			w.dctx = both.Rows(0, t*c.QueryWidth()).Reshape(t, c.QueryWidth())
+		}
+		if c.family().postNorm {
+			w.dy = a.f32(t, h)
 		}
 		w.dk, w.dv = heads(c.KVHeads), heads(c.KVHeads)
 		w.dqkv, w.dact = a.f32(t, c.qkvWidth()), a.f32(r, ffn)

@@ -12,8 +12,9 @@ from transformers import AutoConfig, __version__
 path = os.path.join(os.path.dirname(__file__), "configs.json")
 configs = json.load(open(path)) if os.path.exists(path) else {}
 REQUIRED = {"mistral": {"sliding_window": None}}  # mula does not support the default
-for family in "olmoe", "olmo", "llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "mixtral":
+for family in "olmoe", "olmo", "llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "mixtral", "olmo2":
     clips = family in ("olmoe", "olmo")
+    padded = clips or family == "olmo2"  # pad_token_id is 1 by default
     for kind, fields in (
         ("defaults", {}),
         (
@@ -26,7 +27,7 @@ for family in "olmoe", "olmo", "llama", "mistral", "qwen2", "qwen3", "qwen3_moe"
                 "num_key_value_heads": 2,
                 "tie_word_embeddings": True,
                 "bos_token_id": 0,
-                "pad_token_id": None if clips else 3,
+                "pad_token_id": None if padded else 3,
                 "use_cache": False,
                 "attn_implementation": "sdpa",
             }

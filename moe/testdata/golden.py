@@ -335,6 +335,7 @@ def main():
         head_dim=24,
     )
     case("mixtral", "mixtral", **base, **other, num_local_experts=8, num_experts_per_tok=2, num_key_value_heads=2)
+    case("olmo2", "olmo2", **base, **other, pad_token_id=1, num_key_value_heads=2)
     if len(sys.argv) > 1:
         return
     documents("olmoe-documents", OlmoeConfig(**base, **moe, pad_token_id=None), PACKED)
