@@ -134,7 +134,7 @@ def random_config(r, families):
         config["sliding_window"] = None
     if family == "qwen3_moe":
         config["moe_intermediate_size"] = r.choice([5, 8, 24])
-    if family in ("olmoe", "qwen3_moe"):
+    if family in ("olmoe", "qwen3_moe", "flex_olmo"):
         config["norm_topk_prob"] = r.random() < 0.5
         config["num_experts"] = r.choice([1, 3, 8])
         config["num_experts_per_tok"] = r.randrange(1, config["num_experts"] + 1)
@@ -452,7 +452,7 @@ def main():
     ap.add_argument("--count", type=int, default=24, help="random models")
     ap.add_argument("--seed", type=int, default=1)
     families = ["olmoe", "olmoe", "olmo", "olmo2", "llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "qwen3_moe"]
-    families += ["mixtral"]
+    families += ["mixtral", "flex_olmo"]
     ap.add_argument("--families", nargs="+", default=families, help="one is drawn per model")
     args = ap.parse_args()
     torch.set_num_threads(1)

@@ -20,6 +20,7 @@ const (
 
 	Qwen3MoE Architecture = "qwen3_moe" // mixture of experts, otherwise as Qwen3
 	Mixtral  Architecture = "mixtral"   // mixture of experts, otherwise as Mistral
+	FlexOLMo Architecture = "flex_olmo" // mixture of experts, otherwise as OLMo2
 )
 
 // NoToken is the value of a token id of [Config] that is not set.

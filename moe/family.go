@@ -53,7 +53,7 @@ type family struct {
 }
 
 var families = map[Architecture]*family{OLMoE: &olmoe, OLMo: &olmo, Llama: &llama, Mistral: &mistral,
-	Qwen2: &qwen2, Qwen3: &qwen3, Qwen3MoE: &qwen3MoE, Mixtral: &mixtral, OLMo2: &olmo2}
+	Qwen2: &qwen2, Qwen3: &qwen3, Qwen3MoE: &qwen3MoE, Mixtral: &mixtral, OLMo2: &olmo2, FlexOLMo: &flexOLMo}
 
 // blockNames are the names in files of a layer's feed-forward block, and of the projections of a
 // dense network or of an expert.

@@ -15,7 +15,7 @@ import (
 // minimalConfig is a config.json with the fields that must be there, and the changes given.
 func minimalConfig(architecture Architecture, changes ...string) string {
 	family, changed := families[architecture], strings.Join(changes, ", ")
-	text := fmt.Sprintf(`{"model_type": %q, "vocab_size": 60000, "hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4`, architecture)
+	text := fmt.Sprintf(`{"model_type": %q, "vocab_size": 110000, "hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4`, architecture)
 	add := func(field, value string) { // unless it is among the changes
 		if !strings.Contains(changed, strconv.Quote(field)+":") {
 			text += fmt.Sprintf(", %q: %s", field, value)

@@ -80,7 +80,7 @@ func (r *reference) projection(prefix, which string, h []float64) []float64 {
 	if r.c.Architecture == Qwen2 {
 		addTo(y, r.weights[prefix+which+"_proj.bias"], 1)
 	}
-	if (r.c.Architecture == OLMoE || r.c.Architecture == OLMo2) && which != "v" {
+	if (r.c.Architecture == OLMoE || r.c.Architecture == FlexOLMo) && which != "v" {
 		y = r.norm(prefix+which+"_norm.weight", y)
 	}
 	if r.c.Architecture == Qwen3MoE && which != "v" {
@@ -157,7 +157,7 @@ func (r *reference) losses(b Batch) losses {
 	}
 	out.entropy = make([]float64, c.Layers)
 	// before is the norm of a block's input, and behind the norm of its output; a model has one.
-	after := c.Architecture == OLMo2
+	after := c.Architecture == FlexOLMo
 	before := func(name string, x []float64) []float64 {
 		if after {
 			return x
@@ -336,10 +336,10 @@ func gradientCases(t testing.TB) map[string]Config {
 	qwen2.Architecture, qwen2.HeadSize = Qwen2, 24
 	qwen3MoE := gqa
 	qwen3MoE.Architecture, qwen3MoE.HeadSize, qwen3MoE.ClipQKV = Qwen3MoE, 24, 0
-	olmo2 := llama
-	olmo2.Architecture = OLMo2
+	flexOLMo := qwen3MoE
+	flexOLMo.Architecture = FlexOLMo
 	return map[string]Config{"nano": nano, "gqa": gqa, "dense": dense, "dense tied": tied, "llama": llama,
-		"qwen2": qwen2, "qwen3_moe": qwen3MoE, "olmo2": olmo2}
+		"qwen2": qwen2, "qwen3_moe": qwen3MoE, "flex_olmo": flexOLMo}
 }
 
 // Gradients of every tensor agree with central differences of the reference: along random

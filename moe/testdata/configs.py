@@ -12,9 +12,9 @@ from transformers import AutoConfig, __version__
 path = os.path.join(os.path.dirname(__file__), "configs.json")
 configs = json.load(open(path)) if os.path.exists(path) else {}
 REQUIRED = {"mistral": {"sliding_window": None}}  # mula does not support the default
-for family in "olmoe", "olmo", "llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "mixtral", "olmo2":
+for family in "olmoe", "olmo", "llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "mixtral", "olmo2", "flex_olmo":
     clips = family in ("olmoe", "olmo")
-    padded = clips or family == "olmo2"  # pad_token_id is 1 by default
+    padded = clips or family in ("olmo2", "flex_olmo")  # has a pad_token_id by default
     for kind, fields in (
         ("defaults", {}),
         (

@@ -336,6 +336,8 @@ def main():
     )
     case("mixtral", "mixtral", **base, **other, num_local_experts=8, num_experts_per_tok=2, num_key_value_heads=2)
     case("olmo2", "olmo2", **base, **other, pad_token_id=1, num_key_value_heads=2)
+    renormalised = dict(norm_topk_prob=True, num_key_value_heads=2, pad_token_id=None)
+    case("flex-olmo", "flex_olmo", **base, **moe, **other, **renormalised)
     if len(sys.argv) > 1:
         return
     documents("olmoe-documents", OlmoeConfig(**base, **moe, pad_token_id=None), PACKED)
