@@ -83,7 +83,8 @@ func (c *Context) NewBuffer(bytes int64) (*Buffer, error) {
 // Bytes returns the size of the buffer.
 func (b *Buffer) Bytes() int64 { return b.bytes }
 
-// A Queue holds commands, which the device executes in order.
+// A Queue holds commands, which the device executes in order. It may execute the commands of
+// several queues at the same time; see [Queue.After].
 type Queue struct {
 	object
 	context *Context
@@ -129,9 +130,12 @@ func Read[T Number](ctx context.Context, q *Queue, b *Buffer, first int64, to []
 	return transfer(ctx, q, b, first, to, "clEnqueueReadBuffer", q.context.device.library.EnqueueReadBuffer)
 }
 
+// enqueueCopy is clEnqueueReadBuffer or clEnqueueWriteBuffer.
+type enqueueCopy = func(queue, buffer uintptr, blocking uint32, offset, bytes uintptr, data unsafe.Pointer,
+	waits uint32, wait, event *uintptr) int32
+
 func transfer[T Number](ctx context.Context, q *Queue, b *Buffer, first int64, data []T, call string,
-	enqueue func(queue, buffer uintptr, blocking uint32, offset, bytes uintptr, data unsafe.Pointer, waits uint32, wait,
-		event *uintptr) int32) error {
+	enqueue enqueueCopy) error {
 	var element T
 	size := int64(unsafe.Sizeof(element))
 	if n := int64(len(data)); first < 0 || first > b.bytes/size || n > b.bytes/size-first {
@@ -278,15 +282,61 @@ func (q *Queue) enqueue(call string, give func(queue uintptr, event *uintptr) in
 // Finish returns when all preceding commands of the queue have ended. It does not report their
 // errors; their own events do.
 func (q *Queue) Finish(ctx context.Context) error {
-	l := q.context.device.library
-	e, err := q.enqueue("clEnqueueMarkerWithWaitList", func(queue uintptr, event *uintptr) int32 {
-		return l.EnqueueMarkerWithWaitList(queue, 0, nil, event)
-	})
+	e, err := q.Marker()
 	if err != nil {
 		return err
 	}
 	defer e.Release()
 	return e.Wait(ctx)
+}
+
+// Marker returns an event that ends when all preceding commands of the queue have ended. It must be
+// released.
+func (q *Queue) Marker() (*Event, error) {
+	l := q.context.device.library
+	return q.enqueue("clEnqueueMarkerWithWaitList", func(queue uintptr, event *uintptr) int32 {
+		return l.EnqueueMarkerWithWaitList(queue, 0, nil, event)
+	})
+}
+
+// After makes all later commands of the queue wait for the end of an event of another queue, whose
+// commands must have been flushed.
+func (q *Queue) After(e *Event) error {
+	const call = "clEnqueueBarrierWithWaitList"
+	handle := new(uintptr)
+	var err error
+	if *handle, err = e.hold(); err != nil {
+		return fmt.Errorf("opencl: %s: the event: %w", call, err)
+	}
+	defer e.drop() // the command keeps its own reference
+	return q.give(call, func(queue uintptr) int32 {
+		return q.context.device.library.EnqueueBarrierWithWaitList(queue, 1, handle, nil)
+	})
+}
+
+// Hold makes all later commands of the queue wait until the returned function is called. It is for
+// tests of other queues, which continue.
+func (q *Queue) Hold() (proceed func() error, err error) {
+	l, code := q.context.device.library, new(int32)
+	context, err := q.context.hold()
+	if err != nil {
+		return nil, q.context.fail(err, "an event in this context")
+	}
+	defer q.context.drop()
+	handle := l.CreateUserEvent(context, code)
+	if err := created("clCreateUserEvent", handle, *code); err != nil {
+		return nil, q.context.fail(err, "an event")
+	}
+	e := &Event{library: l, call: "clCreateUserEvent"}
+	e.start(handle, l.ReleaseEvent, &live.events, &q.context.object)
+	proceed = func() error {
+		defer e.Release()
+		return check("clSetUserEventStatus", l.SetUserEventStatus(handle, 0))
+	}
+	if err := q.After(e); err != nil {
+		return nil, errors.Join(err, proceed())
+	}
+	return proceed, nil
 }
 
 // An Event is the state of an enqueued command.

@@ -37,7 +37,8 @@ const (
 	deviceMaxSubGroups, deviceSubGroupSizes                = 0x105C, 0x4108
 	deviceMajor, deviceMinor                               = 0x4000, 0x4001 // of cl_nv_device_attribute_query
 	typeCPU, typeGPU, typeAccelerator                      = 1 << 1, 1 << 2, 1 << 3
-	queueProfiling, memoryReadWrite                        = 1 << 1, 1 << 0
+	queueProfiling, memoryReadWrite, memoryAllocateHost    = 1 << 1, 1 << 0, 1 << 4
+	mapRead, mapWrite                                      = 1 << 0, 1 << 1
 	programBinarySizes, programBinaries, programBuildLog   = 0x1165, 0x1166, 0x1183
 	kernelArguments, argumentAddress, argumentTypeName     = 0x1191, 0x1196, 0x1198
 	addressGlobal, addressLocal, addressConstant           = 0x119B, 0x119C, 0x119D
@@ -93,12 +94,21 @@ type calls struct {
 		waits uint32, wait, event *uintptr) int32
 	EnqueueCopyBuffer func(queue, from, to uintptr, fromOffset, toOffset, bytes uintptr, waits uint32, wait,
 		event *uintptr) int32
-	Flush                     func(queue uintptr) int32
-	EnqueueMarkerWithWaitList func(queue uintptr, waits uint32, wait, event *uintptr) int32
-	WaitForEvents             func(count uint32, events *uintptr) int32
-	GetEventInfo              func(event uintptr, what uint32, size uintptr, value unsafe.Pointer, bytes *uintptr) int32
-	GetEventProfilingInfo     func(event uintptr, what uint32, size uintptr, value unsafe.Pointer, bytes *uintptr) int32
-	ReleaseEvent              func(event uintptr) int32
+	EnqueueMapBuffer func(queue, buffer uintptr, blocking uint32, flags uint64, offset, bytes uintptr, waits uint32,
+		wait, event *uintptr, code *int32) unsafe.Pointer
+	EnqueueUnmapMemObject func(queue, buffer uintptr, mapped unsafe.Pointer, waits uint32, wait,
+		event *uintptr) int32
+	Flush                      func(queue uintptr) int32
+	EnqueueMarkerWithWaitList  func(queue uintptr, waits uint32, wait, event *uintptr) int32
+	EnqueueBarrierWithWaitList func(queue uintptr, waits uint32, wait, event *uintptr) int32
+	CreateUserEvent            func(context uintptr, code *int32) uintptr
+	SetUserEventStatus         func(event uintptr, status int32) int32
+	WaitForEvents              func(count uint32, events *uintptr) int32
+	GetEventInfo               func(event uintptr, what uint32, size uintptr, value unsafe.Pointer,
+		bytes *uintptr) int32
+	GetEventProfilingInfo func(event uintptr, what uint32, size uintptr, value unsafe.Pointer,
+		bytes *uintptr) int32
+	ReleaseEvent func(event uintptr) int32
 }
 
 // A library is an opened loader. It is never closed, because drivers have threads.
