@@ -10,13 +10,15 @@ import "context"
 //
 // # Commands
 //
-// Write and the methods of Products and Layers are commands: they may return before they are done.
-// A device executes the commands of one goroutine in order, and the commands of different
-// goroutines in the order of the calls, if one call happens before the other. If a device fails,
-// such as a driver that lost its GPU, this command and all later commands do nothing; the next Wait
-// or Read, and each later one, returns the first error. Host memory that a command writes, its host
-// results, is valid after Wait or Read, not before.
+// The methods that write and the methods of Products and Layers are commands: they may return
+// before they are done. A device executes the commands of one goroutine in order, and the commands
+// of different goroutines in the order of the calls, if one call happens before the other. If a
+// device fails, such as a driver that lost its GPU, this command and all later commands do nothing;
+// the next Wait or Read, and each later one, returns the first error. Host memory that a command
+// writes, its host results, is valid after Wait or Read of the device, not before.
 type Memory interface {
+	HostCopies
+
 	// New allocates a tensor, all zero. It fails if the device is out of memory, or if it does not
 	// compute on elements of this type.
 	New(dtype DType, shape ...int) (Tensor, error)
@@ -26,6 +28,16 @@ type Memory interface {
 	// memory.
 	Release(t Tensor)
 
+	// Transfers returns a new sequence of copies that starts after all preceding commands.
+	Transfers() Transfers
+
+	// Capacity returns the maximum total number of bytes of all tensors; 0 for a device that
+	// shares memory with the host.
+	Capacity() int64
+}
+
+// HostCopies copies numbers between tensors and the host.
+type HostCopies interface {
 	// Write copies the host's src to a tensor without gaps, which has as many elements, and returns
 	// when the host may write to src again. If src is the tensor's own memory, see [Tensor.Host],
 	// nothing is copied. Numbers for a tensor of BFloat16 are rounded as defined by [BF16].
@@ -42,16 +54,37 @@ type Memory interface {
 
 	// Wait waits for all preceding commands.
 	Wait(ctx context.Context) error
+}
 
-	// Capacity returns the maximum total number of bytes of all tensors; 0 for a device that
-	// shares memory with the host.
-	Capacity() int64
+// Transfers is a sequence of copies that a device executes beside its other commands. It starts
+// after the commands that precede [Memory.Transfers]. It waits for no later command, and no later
+// command waits for it until Join:
+//
+//	t := m.Transfers()       // after the commands that compute x
+//	m.MatMul(…)              // without x
+//	err := t.Read(ctx, y, x) // does not wait for the product
+//	t.Write(x, y)
+//	t.Join()                 // later commands may use x
+//
+// Before Join, other commands must not change a tensor that the copies read, nor use a tensor that
+// they write. For a copy, Read and Wait, the preceding commands are the commands before the start
+// of the Transfers, and the earlier copies of all Transfers of the device. A Transfers is used by
+// one goroutine at a time.
+type Transfers interface {
+	HostCopies
+
+	// Copy sets dst to x, like [Layers.Copy].
+	Copy(dst, x Tensor)
+
+	// Join ends the sequence: all later commands of the device run after its copies. It must be
+	// called once, and nothing may be called after it.
+	Join()
 }
 
 // Numbers waits for all preceding commands and returns the elements of a tensor without gaps. If it
 // is memory of the host and of Float32, Numbers returns that memory, and otherwise a copy in
 // *buffer.
-func Numbers(ctx context.Context, m Memory, t Tensor, buffer *[]float32) ([]float32, error) {
+func Numbers(ctx context.Context, m HostCopies, t Tensor, buffer *[]float32) ([]float32, error) {
 	x := HostBuffer(t, buffer)
 	if !t.IsDiscrete() && t.dtype == Float32 {
 		CheckCopy("Numbers", t, Float32, len(x))
@@ -61,7 +94,7 @@ func Numbers(ctx context.Context, m Memory, t Tensor, buffer *[]float32) ([]floa
 }
 
 // SetNumbers sets a tensor without gaps to x, which is the result of [HostBuffer] or [Numbers].
-func SetNumbers(m Memory, t Tensor, x []float32) {
+func SetNumbers(m HostCopies, t Tensor, x []float32) {
 	if t.IsDiscrete() || t.dtype == BFloat16 {
 		m.Write(t, x)
 	}

@@ -180,5 +180,12 @@ func move[E float32 | uint16 | int32](dst, src []E) {
 // Wait does nothing.
 func (h *Host) Wait(context.Context) error { return nil }
 
+// Transfers returns copies that have ended when their methods return, like all commands.
+func (h *Host) Transfers() xpu.Transfers { return transfers{h} }
+
+type transfers struct{ *Host }
+
+func (transfers) Join() {}
+
 // Capacity returns 0: the only limit is the host's memory.
 func (h *Host) Capacity() int64 { return 0 }

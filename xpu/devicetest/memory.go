@@ -20,9 +20,44 @@ func memoryFamily(t *testing.T, d xpu.Device, _ float64) {
 	})
 	t.Run("whole numbers", func(t *testing.T) { wholeNumbers(t, d) })
 	t.Run("goroutines", func(t *testing.T) { goroutines(t, d) })
+	t.Run("transfers", func(t *testing.T) { transfers(t, d) })
 	t.Run("freed", func(t *testing.T) { freed(t, d) })
 	t.Run("done context", func(t *testing.T) { doneContext(t, d) })
 	t.Run("room", func(t *testing.T) { room(t, d) })
+}
+
+// Transfers copy numbers of the preceding commands, and commands after Join use their copies.
+func transfers(t *testing.T, d xpu.Device) {
+	x, y := upload(t, d, []float32{1, 2, 3, 4}), upload(t, d, make([]float32, 4))
+	ints, err := d.New(xpu.Int32, 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.Add(x, x, x)
+	first, second, unused := d.Transfers(), d.Transfers(), d.Transfers()
+	d.Zero(y)
+	got := make([]float32, 3)
+	if err := first.Read(t.Context(), got, x.Rows(1, 4)); err != nil || !slices.Equal(got, []float32{4, 6, 8}) {
+		t.Errorf("read %v, %v", got, err)
+	}
+	first.Write(x.Rows(0, 2), []float32{5, 6})
+	second.Copy(x.Rows(2, 4), x.Rows(0, 2))
+	second.WriteInts(ints, []int32{-1, 7})
+	numbers := make([]int32, 2)
+	if err := second.ReadInts(t.Context(), numbers, ints); err != nil || !slices.Equal(numbers, []int32{-1, 7}) {
+		t.Errorf("read %v, %v", numbers, err)
+	}
+	if err := first.Wait(t.Context()); err != nil {
+		t.Error(err)
+	}
+	for _, copies := range []xpu.Transfers{first, second, unused} {
+		copies.Join()
+	}
+	d.Add(y, x, x)
+	if got := read(t, d, y); !slices.Equal(got, []float32{10, 12, 10, 12}) {
+		t.Errorf("after Join: %v", got)
+	}
+	d.Release(ints)
 }
 
 func zeroAtFirst(t *testing.T, d xpu.Device) {

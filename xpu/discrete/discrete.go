@@ -5,7 +5,8 @@
 //
 //   - a command panics if it gets memory of the host, or after Close;
 //   - host results are NaN, or the least int64, until Wait or Read;
-//   - released memory becomes NaN, or the least int32.
+//   - released memory becomes NaN, or the least int32;
+//   - a command panics if it gets memory that transfers have written, before their Join.
 package discrete
 
 import (
@@ -13,6 +14,7 @@ import (
 	"fmt"
 	"math"
 	"sync"
+	"unsafe"
 
 	"mula/xpu"
 )
@@ -26,6 +28,7 @@ type Device struct {
 	bytes    int64 // size of all tensors
 	capacity int64
 	results  []func() // functions that set host results
+	written  map[*transfers][]xpu.Tensor
 	failed   error
 	closed   bool
 }
@@ -34,7 +37,9 @@ var _ xpu.Device = (*Device)(nil)
 
 // New returns a device whose commands are executed by inner, which must share memory with the host.
 // Close closes inner too.
-func New(inner xpu.Device) *Device { return &Device{inner: inner, capacity: 1 << 40} }
+func New(inner xpu.Device) *Device {
+	return &Device{inner: inner, capacity: 1 << 40, written: map[*transfers][]xpu.Tensor{}}
+}
 
 // SetCapacity limits the total number of bytes of all tensors. The default is 1 TiB.
 func (d *Device) SetCapacity(bytes int64) { d.capacity = bytes }
@@ -208,7 +213,40 @@ func (d *Device) works(operands ...xpu.Tensor) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.open()
+	for _, written := range d.written {
+		for _, t := range operands {
+			for _, w := range written {
+				if overlap(t, w) {
+					panic(fmt.Sprintf("discrete: transfers without Join wrote a tensor of shape %v", t.Shape()))
+				}
+			}
+		}
+	}
 	return d.failed == nil
+}
+
+// overlap reports whether two tensors share memory, gaps included.
+func overlap(x, y xpu.Tensor) bool {
+	xBegin, xEnd := span(x)
+	yBegin, yEnd := span(y)
+	return xBegin < yEnd && yBegin < xEnd
+}
+
+// span returns the addresses of the first byte of a tensor, and of the first byte after it.
+func span(t xpu.Tensor) (begin, end uintptr) {
+	if t.Elements() == 0 {
+		return 0, 0
+	}
+	bytes := func(first unsafe.Pointer, elements int) (begin, end uintptr) {
+		return uintptr(first), uintptr(first) + uintptr(elements*t.DType().Bytes())
+	}
+	switch t.DType() {
+	case xpu.Int32:
+		return bytes(unsafe.Pointer(&t.Ints()[0]), len(t.Ints()))
+	case xpu.BFloat16:
+		return bytes(unsafe.Pointer(&t.Halves()[0]), len(t.Halves()))
+	}
+	return bytes(unsafe.Pointer(&t.Floats()[0]), len(t.Floats()))
 }
 
 // checkOwn panics if an operand with elements is memory of the host.

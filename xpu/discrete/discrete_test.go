@@ -83,6 +83,27 @@ func TestMistakes(t *testing.T) {
 	}
 }
 
+// TestNoJoin checks that memory that transfers have written is refused until their Join, and that
+// other memory is not.
+func TestNoJoin(t *testing.T) {
+	d := device(t, xpu.FP32)
+	x := floats(t, d, 1, 2, 3, 4)
+	copies := d.Transfers()
+	copies.Write(x.Rows(1, 3), []float32{5, 6})
+	d.Zero(x.Rows(0, 1))
+	d.Zero(x.Rows(3, 4))
+	func() {
+		defer func() {
+			if r, _ := recover().(string); !strings.Contains(r, "without Join") {
+				t.Errorf("panicked with %q", r)
+			}
+		}()
+		d.Zero(x.Rows(2, 4))
+	}()
+	copies.Join()
+	d.Zero(x.Rows(2, 4))
+}
+
 // TestHostResults: they are not there before Wait.
 func TestHostResults(t *testing.T) {
 	d := device(t, xpu.FP32)

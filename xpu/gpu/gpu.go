@@ -12,8 +12,12 @@
 // # Commands
 //
 // Methods of [xpu.Products] and [xpu.Layers] enqueue commands in one queue, which the device
-// executes in order, and return before they are done. After a driver error nothing more is
-// enqueued; Wait and ToHost return the error.
+// executes in order, and return before they are done. The copies of [Device.Transfers] have a
+// second queue. Events order the two queues. After a driver error nothing more is enqueued; Wait
+// and Read return the error.
+//
+// Numbers from and to the host are copied through pinned memory, 8 MiB for each queue. Write
+// returns when the numbers are in that memory.
 //
 // # Bits
 //
@@ -51,7 +55,9 @@ type Options struct {
 type Device struct {
 	device    *opencl.Device
 	context   *opencl.Context
-	queue     *opencl.Queue
+	queue     *opencl.Queue // of all commands but transfers
+	first     stage         // of that queue
+	second    stage         // of the queue of transfers
 	cache     *opencl.Cache
 	kernels   map[string]*opencl.Kernel
 	variants  map[variant]*opencl.Kernel // guarded by mu
@@ -69,8 +75,10 @@ type Device struct {
 	closed  bool
 	packed  packedOperands
 	tables  map[string]*opencl.Buffer // of stretches, by their contents
-	events  []event
-	times   map[string]*KernelTime
+	// that have started, and for whose start the second queue does not wait yet
+	transfers map[*transfers]bool
+	events    []event
+	times     map[string]*KernelTime
 }
 
 var _ xpu.Device = (*Device)(nil)
@@ -124,7 +132,7 @@ func newDevice(ctx context.Context, device *opencl.Device, options Options, s sh
 			device.MaxWorkGroup, largest)
 	}
 	d := &Device{device: device, precision: options.Precision, shape: s, profile: options.Profile, cache: options.Cache,
-		times: map[string]*KernelTime{}}
+		times: map[string]*KernelTime{}, transfers: map[*transfers]bool{}}
 	d.command.d, d.results.turn = d, make(chan struct{}, 1)
 	d.memory.live = map[*allocation]bool{}
 	defer func() {
@@ -137,6 +145,16 @@ func newDevice(ctx context.Context, device *opencl.Device, options Options, s sh
 		return nil, err
 	}
 	if d.queue, err = d.context.NewQueue(options.Profile); err != nil {
+		return nil, err
+	}
+	if d.first, err = newStage(d.queue); err != nil {
+		return nil, err
+	}
+	second, err := d.context.NewQueue(options.Profile)
+	if err != nil {
+		return nil, err
+	}
+	if d.second, err = newStage(second); err != nil {
 		return nil, err
 	}
 	if d.nothing, err = d.context.NewBuffer(64); err != nil {
@@ -323,7 +341,9 @@ func (d *Device) Close() {
 	if closed {
 		return
 	}
-	_ = d.queue.Finish(context.Background()) // no caller can receive an error now
+	// No caller can receive an error now.
+	_ = d.queue.Finish(context.Background())
+	_ = d.second.queue.Finish(context.Background())
 	d.release()
 	d.threads.Close()
 }
@@ -344,6 +364,14 @@ func (d *Device) release() {
 	d.packed.release()
 	for _, b := range d.tables {
 		b.Release()
+	}
+	for t := range d.transfers {
+		t.start.Release()
+	}
+	d.first.release()
+	d.second.release()
+	if d.second.queue != nil {
+		d.second.queue.Release()
 	}
 	d.command.scratch.release()
 	if d.nothing != nil {

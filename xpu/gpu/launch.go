@@ -16,6 +16,7 @@ import (
 //	c.launch("add", c.rows(parts), c.writes(dst), c.reads(x), c.reads(y), long(len(dst)), integer(each))
 type command struct {
 	d       *Device
+	queue   *opencl.Queue // of its kernels and copies
 	scratch scratch
 	given   int // number of launches since the last flush
 
@@ -30,6 +31,7 @@ func (d *Device) begin() *command {
 		d.mu.Unlock()
 		panic("gpu: the device was used after Close")
 	}
+	d.command.queue = d.queue
 	return &d.command
 }
 
@@ -180,7 +182,7 @@ func (c *command) give(kernel string, k *opencl.Kernel, g grid, args []argument)
 		c.local[i], c.global[i] = g.size[i], g.size[i]*g.groups[i]
 	}
 	if d.profile {
-		e, err := d.queue.LaunchEvent(k, c.global[:], c.local[:], c.args[:n]...)
+		e, err := c.queue.LaunchEvent(k, c.global[:], c.local[:], c.args[:n]...)
 		if err != nil {
 			c.fail(err)
 			return
@@ -188,13 +190,13 @@ func (c *command) give(kernel string, k *opencl.Kernel, g grid, args []argument)
 		d.events = append(d.events, event{kernel, e})
 		return
 	}
-	if err := d.queue.Launch(k, c.global[:], c.local[:], c.args[:n]...); err != nil {
+	if err := c.queue.Launch(k, c.global[:], c.local[:], c.args[:n]...); err != nil {
 		c.fail(err)
 		return
 	}
 	if c.given++; c.given >= flushAfter {
 		c.given = 0
-		if err := d.queue.Flush(); err != nil {
+		if err := c.queue.Flush(); err != nil {
 			c.fail(err)
 		}
 	}

@@ -120,13 +120,13 @@ func (d *Device) Release(t xpu.Tensor) {
 // Write copies src to a tensor; see [mula/xpu.Memory].
 func (d *Device) Write(t xpu.Tensor, src []float32) {
 	xpu.CheckCopy("Write", t, xpu.Float32, len(src))
-	write(d, t, src)
+	write(d, &d.first, d.begin, t, src)
 }
 
 // WriteInts does the same.
 func (d *Device) WriteInts(t xpu.Tensor, src []int32) {
 	xpu.CheckCopy("WriteInts", t, xpu.Int32, len(src))
-	write(d, t, src)
+	write(d, &d.first, d.begin, t, src)
 }
 
 // WriteHalves has no tensor to write to, because New allocates none of bf16.
@@ -134,32 +134,16 @@ func (d *Device) WriteHalves(t xpu.Tensor, src []uint16) {
 	xpu.CheckCopy("WriteHalves", t, xpu.BFloat16, len(src))
 }
 
-func write[E float32 | int32](d *Device, t xpu.Tensor, src []E) {
-	c := d.begin()
-	defer c.end()
-	if len(src) == 0 {
-		return
-	}
-	a, at := d.memory.of(t)
-	d.wrote(a)
-	if d.err != nil {
-		return
-	}
-	if err := opencl.Write(context.Background(), d.queue, a.buffer, at, src); err != nil {
-		c.fail(err)
-	}
-}
-
 // Read waits for all commands, and copies a tensor to the host.
 func (d *Device) Read(ctx context.Context, dst []float32, t xpu.Tensor) error {
 	xpu.CheckCopy("Read", t, xpu.Float32, len(dst))
-	return read(ctx, d, dst, t)
+	return readAfter(ctx, d, &d.first, func() error { return d.Wait(ctx) }, dst, t)
 }
 
 // ReadInts does the same.
 func (d *Device) ReadInts(ctx context.Context, dst []int32, t xpu.Tensor) error {
 	xpu.CheckCopy("ReadInts", t, xpu.Int32, len(dst))
-	return read(ctx, d, dst, t)
+	return readAfter(ctx, d, &d.first, func() error { return d.Wait(ctx) }, dst, t)
 }
 
 // ReadHalves has no tensor to read, like WriteHalves.
@@ -168,16 +152,18 @@ func (d *Device) ReadHalves(_ context.Context, dst []uint16, t xpu.Tensor) error
 	return nil
 }
 
-func read[E float32 | int32](ctx context.Context, d *Device, dst []E, t xpu.Tensor) error {
+// readAfter copies a tensor to dst, after a wait for preceding commands.
+func readAfter[E float32 | int32](ctx context.Context, d *Device, s *stage, wait func() error, dst []E,
+	t xpu.Tensor) error {
 	var a *allocation
 	var at int64
 	if len(dst) > 0 { // memory of another device panics before anything is written
 		a, at = d.memory.of(t)
 	}
-	if err := d.Wait(ctx); err != nil || len(dst) == 0 {
+	if err := wait(); err != nil || len(dst) == 0 {
 		return err
 	}
-	if err := opencl.Read(ctx, d.queue, a.buffer, at, dst); err != nil {
+	if err := read(ctx, s, dst, a, at); err != nil {
 		return d.broken(ctx, err)
 	}
 	return nil
@@ -245,6 +231,11 @@ func (d *Device) Copy(dst, x xpu.Tensor) {
 	xpu.CheckCopied(dst, x)
 	c := d.begin()
 	defer c.end()
+	c.copy(dst, x)
+}
+
+func (c *command) copy(dst, x xpu.Tensor) {
+	d := c.d
 	if x.Elements() == 0 {
 		return
 	}
@@ -254,7 +245,7 @@ func (d *Device) Copy(dst, x xpu.Tensor) {
 	if d.err != nil || to == from && toAt == fromAt {
 		return
 	}
-	if err := d.queue.Copy(to.buffer, 4*toAt, from.buffer, 4*fromAt, 4*int64(x.Elements())); err != nil {
+	if err := c.queue.Copy(to.buffer, 4*toAt, from.buffer, 4*fromAt, 4*int64(x.Elements())); err != nil {
 		c.fail(err)
 	}
 }
