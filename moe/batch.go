@@ -152,7 +152,7 @@ type BackwardOptions struct {
 
 	// Done, unless nil, is called by Backward with 0, 1, … len(Buckets)-1, once the commands that
 	// complete a bucket's gradients are enqueued. Work that it starts on them may run while
-	// Backward computes the following buckets. To read the gradients in Go, call the device's
-	// Read first; it waits for these commands.
+	// Backward computes the following buckets. To read the gradients in Go, start the device's
+	// Transfers in Done; they wait for these commands alone.
 	Done func(bucket int)
 }

@@ -108,9 +108,11 @@ func TestEstimateIsWhatRanksSend(t *testing.T) {
 					}
 				}
 				for b := range m.Buckets() {
-					if err := s.Reduce(ctx, b); err != nil {
+					transfers := m.Device().Transfers()
+					if err := s.Reduce(ctx, b, transfers); err != nil {
 						return err
 					}
+					transfers.Join()
 				}
 				if _, err := o.GradientNorm(ctx); err != nil {
 					return err
@@ -186,9 +188,11 @@ func TestSumBytesAreTheCommunicators(t *testing.T) {
 						s := optimizer.NewSharding(groups.Mesh, groups.Within, scheme, name.NeedsWholeTensors(),
 							xpu.Float32, device(t, 1), m.Parameters(), m.Buckets())
 						for b := range m.Buckets() {
-							if err := s.Reduce(ctx, b); err != nil {
+							transfers := m.Device().Transfers()
+							if err := s.Reduce(ctx, b, transfers); err != nil {
 								return err
 							}
+							transfers.Join()
 						}
 						mu.Lock()
 						defer mu.Unlock()

@@ -251,10 +251,10 @@ type trainer struct {
 type batch struct {
 	// Of this rank.
 	rows    samples.Rows
-	origins []votes.Row     // of rows, without results
-	passes  int             // backward passes; may exceed the number of micro-batches
-	before  int64           // number of rows of lower ranks, each row counted once
-	pending []*comm.Pending // of each bucket whose gradients are being summed
+	origins []votes.Row // of rows, without results
+	passes  int         // backward passes; may exceed the number of micro-batches
+	before  int64       // number of rows of lower ranks, each row counted once
+	pending []reduction // of each bucket whose gradients are being summed
 	// a loss of this rank is not finite; only set if ranks share sequences
 	nonFinite bool
 
@@ -803,20 +803,30 @@ func (r *run) sumGradients(ctx context.Context, options moe.BackwardOptions,
 			return &collective.BrokenError{Err: errors.Join(failed,
 				fmt.Errorf("step %d: summing gradients: %w", r.state.Step, err))}
 		}
+		p.transfers.Join()
 	}
 	return failed
 }
 
-// reduce starts the sum of a bucket's gradients over ranks.
+// A reduction is a sum of gradients over ranks, and its copies from and to the device.
+type reduction struct {
+	*comm.Pending
+	transfers xpu.Transfers
+}
+
+// reduce starts the sum of a bucket's gradients over ranks. It waits only for the commands that the
+// device has got so far, which compute these gradients.
 func (r *run) reduce(ctx context.Context, bucket int) {
-	r.batch.pending = append(r.batch.pending, r.ranks.Group(comm.Data).Start(ctx, func(ctx context.Context) error {
+	transfers := r.device.Transfers()
+	pending := r.ranks.Group(comm.Data).Start(ctx, func(ctx context.Context) error {
 		if f := r.options.BeforeSum; f != nil {
 			if err := f(r.ranks.Rank(), r.state.Step, r.model.Buckets()[bucket]); err != nil {
 				return err
 			}
 		}
-		return r.sharding.Reduce(ctx, bucket)
-	}))
+		return r.sharding.Reduce(ctx, bucket, transfers)
+	})
+	r.batch.pending = append(r.batch.pending, reduction{pending, transfers})
 }
 
 func addCounts(sum, counts [][]int64) [][]int64 {

@@ -215,33 +215,34 @@ func (s *Sharding) gatherSums(ctx context.Context, own, all []float64) error {
 	return nil
 }
 
-// Reduce sums the gradients of a bucket over ranks. On the device, the sums are complete in the
-// range that this rank owns; the rest of the bucket is undefined.
-func (s *Sharding) Reduce(ctx context.Context, bucket int) error {
+// Reduce sums the gradients of a bucket over ranks. transfers starts after the commands that
+// compute the gradients. On the device, the sums are complete in the range that this rank owns,
+// after the Join of transfers; the rest of the bucket is undefined.
+func (s *Sharding) Reduce(ctx context.Context, bucket int, transfers xpu.Transfers) error {
 	b := &s.buckets[bucket]
 	if s.sent == xpu.BFloat16 && s.holders(b.Bucket).Size() > 1 {
-		return s.reduceHalves(ctx, b)
+		return s.reduceHalves(ctx, b, transfers)
 	}
-	grad, err := xpu.Numbers(ctx, s.device, b.Grad, &s.host)
+	grad, err := xpu.Numbers(ctx, transfers, b.Grad, &s.host)
 	if err != nil {
 		return err
 	}
 	if err := sum(ctx, s, b, grad, Finite); err != nil {
 		return err
 	}
-	xpu.SetNumbers(s.device, b.Grad.Rows(b.begin, b.end), grad[b.begin:b.end])
+	xpu.SetNumbers(transfers, b.Grad.Rows(b.begin, b.end), grad[b.begin:b.end])
 	return nil
 }
 
 // reduceHalves is Reduce with gradients sent as bfloat16.
-func (s *Sharding) reduceHalves(ctx context.Context, b *bucketShard) error {
+func (s *Sharding) reduceHalves(ctx context.Context, b *bucketShard, transfers xpu.Transfers) error {
 	half := b.Grad
 	if half.DType() == xpu.Float32 {
 		half = s.half.Rows(0, b.Grad.Elements())
-		s.device.Copy(half, b.Grad)
+		transfers.Copy(half, b.Grad)
 	}
 	bits := xpu.HostHalves(half, &s.halves)
-	if err := s.device.ReadHalves(ctx, bits, half); err != nil {
+	if err := transfers.ReadHalves(ctx, bits, half); err != nil {
 		return err
 	}
 	grad := unsafe.Slice((*comm.BF16)(unsafe.SliceData(bits)), len(bits))
@@ -249,9 +250,9 @@ func (s *Sharding) reduceHalves(ctx context.Context, b *bucketShard) error {
 		return err
 	}
 	half = half.Rows(b.begin, b.end)
-	s.device.WriteHalves(half, bits[b.begin:b.end])
+	transfers.WriteHalves(half, bits[b.begin:b.end])
 	if b.Grad.DType() == xpu.Float32 {
-		s.device.Copy(b.Grad.Rows(b.begin, b.end), half)
+		transfers.Copy(b.Grad.Rows(b.begin, b.end), half)
 	}
 	return nil
 }

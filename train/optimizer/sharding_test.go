@@ -284,7 +284,7 @@ func TestI4SchemesAgree(t *testing.T) {
 								handGradient(p.Grad.Floats(), p.Index, step, rank)
 							}
 							for b := range buckets {
-								if err := s.Reduce(ctx, b); err != nil {
+								if err := s.Reduce(ctx, b, s.device.Transfers()); err != nil {
 									return err
 								}
 							}
@@ -410,7 +410,7 @@ func TestI10Bytes(t *testing.T) {
 				sent()
 				own := [4]int64{}
 				for b := range buckets {
-					if err := s.Reduce(ctx, b); err != nil {
+					if err := s.Reduce(ctx, b, s.device.Transfers()); err != nil {
 						return err
 					}
 					kind := 0
@@ -495,7 +495,7 @@ func TestI6NoTokens(t *testing.T) {
 				return err
 			}
 			for b := range buckets {
-				if err := s.Reduce(ctx, b); err != nil {
+				if err := s.Reduce(ctx, b, s.device.Transfers()); err != nil {
 					return err
 				}
 			}

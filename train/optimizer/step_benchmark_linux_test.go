@@ -90,7 +90,7 @@ func BenchmarkOptimizerStep(b *testing.B) {
 							return err
 						}
 						for bucket := range m.Buckets() {
-							if err := s.Reduce(ctx, bucket); err != nil {
+							if err := s.Reduce(ctx, bucket, s.device.Transfers()); err != nil {
 								return err
 							}
 						}
