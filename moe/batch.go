@@ -105,11 +105,13 @@ func (b Batch) target(t int) int32 {
 // Stats are the measurements of a pass over a batch, complete when the pass returns. The model
 // reuses the slices in its next pass; copy them to keep them.
 type Stats struct {
-	Loss         float64   // sum of the cross entropies of the targets that count, in nats
-	Tokens       int       // number of inputs, Rows × SequenceLength
-	Targets      int       // number of targets that count
-	RowLoss      []float64 // sum of the cross entropies of each row
-	Aux          float64   // load-balancing loss without its coefficient, in the requested form; 0 for a dense model
+	Loss    float64   // sum of the cross entropies of the targets that count, in nats
+	Tokens  int       // number of inputs, Rows × SequenceLength
+	Targets int       // number of targets that count
+	RowLoss []float64 // sum of the cross entropies of each row
+	// load-balancing loss without its coefficient, in the requested form; 0 for a dense model. In
+	// the form AuxSequence it has the layers of this stage only, and every stage has it.
+	Aux          float64
 	Z            float64   // router z-loss without its coefficient
 	ExpertCounts [][]int64 // tokens sent to each expert, [layer][expert]; nil for a dense model
 	// mean over tokens of the entropy -Σ p·ln p of each layer's router distribution, in nats; nil

@@ -17,6 +17,12 @@ const (
 	// AuxMegaBlocks computes the loss per layer, like batched_load_balancing_loss of MegaBlocks and
 	// OLMoE's training: E/(L·T·K) · Σ_l Σ_e c_le · (Σ_t p_le / T). It is 1 at balance.
 	AuxMegaBlocks AuxForm = "megablocks"
+	// AuxSequence computes the loss for each row and layer, as DeepSeek-V3 does
+	// (https://arxiv.org/abs/2412.19437, equations 17 to 20), with the softmax as the affinity. It
+	// is the mean over rows and layers of E/(S·K) · Σ_e c_lre · (Σ_t p_le / S), for S tokens of a
+	// row; c_lre of them chose expert e. It is 1 at balance. It does not depend on the division of
+	// rows into batches, or among ranks.
+	AuxSequence AuxForm = "sequence"
 )
 
 // LossOptions are the terms that a training step adds to the cross entropy. The zero value adds
@@ -33,10 +39,10 @@ type LossOptions struct {
 // Validate returns an error if the form is unknown or a coefficient is negative.
 func (o LossOptions) Validate() error {
 	switch o.Aux {
-	case "", AuxNone, AuxHF, AuxMegaBlocks:
+	case "", AuxNone, AuxHF, AuxMegaBlocks, AuxSequence:
 	default:
-		return fmt.Errorf("unknown load-balancing loss %q; the choices are %q, %q and %q", o.Aux, AuxNone, AuxHF,
-			AuxMegaBlocks)
+		return fmt.Errorf("unknown load-balancing loss %q; the choices are %q, %q, %q and %q", o.Aux, AuxNone, AuxHF,
+			AuxMegaBlocks, AuxSequence)
 	}
 	if !(o.AuxCoefficient >= 0) || !(o.ZCoefficient >= 0) {
 		return fmt.Errorf("coefficients %g (load balancing) and %g (z-loss) must not be negative", o.AuxCoefficient,

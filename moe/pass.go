@@ -107,7 +107,13 @@ func (m *Model) backward(ctx context.Context, opts BackwardOptions, size stepSiz
 		copy(w.sums, in.Router)
 	}
 	stats := m.stats(opts.Loss.Aux)
-	if c.moe() {
+	switch {
+	case c.moe() && opts.Loss.Aux == AuxSequence:
+		var err error
+		if stats.Aux, err = m.sequenceSlopes(ctx, opts.Loss, size.tokens); err != nil {
+			return Stats{}, err
+		}
+	case c.moe():
 		m.auxSlopes(opts.Loss, share)
 	}
 	zFactor := opts.Loss.ZCoefficient * share * 2 / (float64(c.Layers) * float64(w.tokens()) * float64(max(1,

@@ -32,9 +32,9 @@ func newReference(m *Model) *reference {
 
 // losses are the terms of a training loss, and the routing that they rest on.
 type losses struct {
-	ce, hf, megablocks, z float64
-	chosen                []int
-	entropy               []float64 // of each layer
+	ce, hf, megablocks, sequence, z float64
+	chosen                          []int
+	entropy                         []float64 // of each layer
 }
 
 // times is W·x for the weight of that name, stored [out, in].
@@ -172,6 +172,10 @@ func (r *reference) losses(b Batch) losses {
 	}
 	for row := range b.Rows {
 		ids := b.Tokens[row*(b.SequenceLength+1):][:b.SequenceLength+1]
+		rowCounts, rowProbs := make([][]float64, c.Layers), make([][]float64, c.Layers)
+		for l := range c.Layers {
+			rowCounts[l], rowProbs[l] = make([]float64, c.Experts), make([]float64, c.Experts)
+		}
 		x := make([][]float64, b.SequenceLength)
 		for t := range x {
 			x[t] = slices.Clone(r.weights["model.embed_tokens.weight"][int(ids[t])*h:][:h])
@@ -216,6 +220,7 @@ func (r *reference) losses(b Batch) losses {
 				}
 				y := make([]float64, h)
 				p, lse := softmax64(r.times(layer+"mlp.gate.weight", in))
+				addTo(rowProbs[l], p, 1)
 				out.z += lse * lse / (n * float64(c.ExpertsPerToken))
 				addTo(probs[l], p, 1)
 				for _, v := range p {
@@ -236,9 +241,17 @@ func (r *reference) losses(b Batch) losses {
 				for _, e := range order[:c.ExpertsPerToken] {
 					out.chosen = append(out.chosen, e)
 					counts[l][e]++
+					rowCounts[l][e]++
 					addTo(y, r.mlp(fmt.Sprintf("%smlp.experts.%d.", layer, e), in), p[e]/sum)
 				}
 				addTo(x[t], behind(layer+"post_feedforward_layernorm.weight", y), 1)
+			}
+		}
+		for l := range c.Layers {
+			for e := range c.Experts {
+				share := rowCounts[l][e] / (float64(b.SequenceLength) * float64(c.ExpertsPerToken))
+				mean := rowProbs[l][e] / float64(b.SequenceLength)
+				out.sequence += float64(c.Experts) * share * mean / float64(c.Layers*b.Rows)
 			}
 		}
 		for t := range x {
@@ -387,6 +400,8 @@ func TestGradientsAgainstCentralDifferences(t *testing.T) {
 					func(l losses) float64 { return l.ce + coefficient*l.hf }},
 				{"megablocks", LossOptions{Aux: AuxMegaBlocks, AuxCoefficient: coefficient},
 					func(l losses) float64 { return l.ce + coefficient*l.megablocks }},
+				{"sequence", LossOptions{Aux: AuxSequence, AuxCoefficient: coefficient},
+					func(l losses) float64 { return l.ce + coefficient*l.sequence }},
 				{"z", LossOptions{ZCoefficient: coefficient}, func(l losses) float64 { return l.ce + coefficient*l.z }},
 			}
 			if !cfg.moe() {

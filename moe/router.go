@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"mula/xpu"
+	"mula/xpu/comm"
 )
 
 // route computes the router's distribution for the tokens in ws.h and chooses their experts. number
@@ -90,7 +91,8 @@ func (m *Model) zLoss() float64 {
 func (m *Model) auxSlopes(o LossOptions, share float64) {
 	c, w := &m.cfg, &m.ws
 	layers, t := float64(c.Layers), float64(w.tokens())
-	slopes := room(&w.floats, w.slopes.Elements())
+	all := w.slopesOf(1)
+	slopes := room(&w.floats, all.Elements())
 	for number := range m.layers {
 		for i := range c.Experts {
 			var selected, factor float64
@@ -106,7 +108,57 @@ func (m *Model) auxSlopes(o LossOptions, share float64) {
 			slopes[number*c.Experts+i] = float32(o.AuxCoefficient * share * float64(c.Experts) * factor * selected)
 		}
 	}
-	m.dev.Write(w.slopes, slopes)
+	m.dev.Write(all.Flat(), slopes)
+}
+
+// sequenceSlopes sets ws.slopes for [AuxSequence] and returns the loss without its coefficient.
+// tokens is the number of tokens of the step. Ranks that share rows add their counts.
+func (m *Model) sequenceSlopes(ctx context.Context, o LossOptions, tokens int64) (aux float64, err error) {
+	w, c := &m.ws, &m.cfg
+	rows, s, e, k := w.shape.rows, w.shape.s, c.Experts, c.ExpertsPerToken
+	counts := room(&w.rowCounts, len(m.layers)*rows*e)
+	clear(counts)
+	chosen := room(&w.ints, rows*s*k)
+	for l := range m.layers {
+		if err := m.dev.ReadInts(ctx, chosen, w.saved[l].routing.Chosen); err != nil {
+			return 0, fmt.Errorf("reading the experts of %d rows of %d tokens: %w", rows, s, err)
+		}
+		for i, expert := range chosen {
+			counts[(l*rows+i/(s*k))*e+int(expert)]++
+		}
+	}
+	if rows > 0 && w.shape.ranks > 1 {
+		if err := comm.AllReduce(ctx, m.parallel.Sequence, counts); err != nil {
+			return 0, fmt.Errorf("adding the tokens of experts over the ranks of the same sequences: %w", err)
+		}
+	}
+	length := float64(s * w.shape.ranks)
+	perChoice := float64(e) / (float64(c.Layers) * length * float64(k)) // of one token, in the mean over layers
+	for l := range m.layers {
+		probs, err := xpu.Numbers(ctx, m.dev, w.saved[l].routing.Probs, &w.probs)
+		if err != nil {
+			return 0, fmt.Errorf("reading the routers of %d rows of %d tokens: %w", rows, s, err)
+		}
+		for i, p := range probs {
+			aux += perChoice * float64(counts[(l*rows+i/(s*e))*e+i%e]) * float64(p)
+		}
+	}
+	slopes := room(&w.floats, len(counts))
+	for i, n := range counts {
+		slopes[i] = float32(o.AuxCoefficient * perChoice / float64(tokens) * float64(n))
+	}
+	if len(slopes) > 0 {
+		m.dev.Write(w.slopesOf(rows).Flat(), slopes)
+	}
+	return aux / float64(w.tokens()), nil
+}
+
+// slopesOf returns ws.slopes with n rows for each layer: one for all tokens, or one for each row of
+// the batch.
+func (w *workspace) slopesOf(n int) xpu.Tensor {
+	layers, experts := w.slopes.Dim(0), w.slopes.Dim(2)
+	w.slopeRows = n
+	return w.slopes.Flat().Rows(0, layers*n*experts).Reshape(layers, n, experts)
 }
 
 // routeGrad turns the gradients of the routing weights, ws.dweight, and of the router losses into
@@ -114,7 +166,7 @@ func (m *Model) auxSlopes(o LossOptions, share float64) {
 // router's weights and of its input, ws.dh.
 func (m *Model) routeGrad(l *layer, st *saved, number int, zFactor float64) {
 	w := &m.ws
-	m.dev.RouteGrad(st.routing, w.router, w.slopes.Index(number), w.dweight, zFactor)
+	m.dev.RouteGrad(st.routing, w.router, w.slopesOf(w.slopeRows).Index(number), w.dweight, zFactor)
 	m.dev.MatMul(l.router.g, w.router.T(), w.h, accumulate)
 	m.dev.MatMul(w.dh, w.router, l.router.w, accumulate)
 }

@@ -70,6 +70,9 @@ func TestSequenceEqualsWhole(t *testing.T) {
 				batch = inDocuments(batch, test.documents...)
 			}
 			opts := BackwardOptions{Targets: int64(batch.targets()), Tokens: int64(batch.Rows * batch.SequenceLength)}
+			if c.moe() {
+				opts.Loss = LossOptions{Aux: AuxSequence, AuxCoefficient: 0.5}
+			}
 			want, err := whole.Backward(t.Context(), batch, opts)
 			if err != nil {
 				t.Fatal(err)
@@ -105,11 +108,16 @@ func TestSequenceEqualsWhole(t *testing.T) {
 					g.compareLosses(t, losses, batches, test.n)
 				}
 				loss, rowLoss, tokens, targets := 0.0, make([]float64, batch.Rows), 0, 0
+				aux := 0.0
 				for r, s := range stats {
+					aux += s.Aux * float64(s.Tokens) / float64(opts.Tokens)
 					loss, tokens, targets = loss+s.Loss, tokens+s.Tokens, targets+s.Targets
 					for i, l := range s.RowLoss {
 						rowLoss[r/test.n*test.rows+i] += l
 					}
+				}
+				if math.Abs(aux-want.Aux) > 1e-6*want.Aux {
+					t.Errorf("load-balancing loss %v, want %v", aux, want.Aux)
 				}
 				if tokens != want.Tokens || targets != want.Targets || math.Abs(loss/want.Loss-1) > far {
 					t.Errorf("%d tokens, %d targets, loss %v; want %d, %d, %v", tokens, targets, loss, want.Tokens,

@@ -90,7 +90,8 @@ func (m *Model) StageLoss(ctx context.Context, batch Batch, in, out *Relay) (Sta
 // out receives this stage's result and is nil on the first stage. The slot is free afterwards.
 //
 // The last stage returns Loss, RowLoss, Aux and Z; ExpertCounts and RouterEntropy cover this
-// stage's layers. A SetRecompute between StageForward and StageBackward has no effect on the batch.
+// stage's layers. In the form [AuxSequence] every stage has an Aux. A SetRecompute between
+// StageForward and StageBackward has no effect on the batch.
 func (m *Model) StageBackward(ctx context.Context, slot int, opts BackwardOptions, in, out *Relay) (Stats, error) {
 	if slot < 0 || slot >= len(m.flights) || !m.flights[slot].waits {
 		return Stats{}, fmt.Errorf("slot %d has no batch under way; call StageForward first", slot)

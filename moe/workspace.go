@@ -121,13 +121,17 @@ type workspace struct {
 	dqkv    xpu.Tensor // [T, AD+2GD]
 	dact    xpu.Tensor // [R, I]
 	dweight xpu.Tensor // [R] gradient of a routing weight
-	slopes  xpu.Tensor // [L, E] derivative of the load-balancing loss by a probability
+	slopes  xpu.Tensor // [L, rows, E] derivatives of the load-balancing loss by a probability; see slopesOf
 
 	logitsRows int
 
+	slopeRows int // rows of a layer in slopes
+
 	// on the host
-	ints   []int32   // [T]
-	floats []float32 // [L, E]
+	ints      []int32   // [T], or [T, K]
+	floats    []float32 // [L, rows, E]
+	rowCounts []int64   // [L, rows, E] tokens of each expert, for AuxSequence
+	probs     []float32 // [T, E] on a discrete device, for AuxSequence
 }
 
 // plan allocates the buffers for a pass of the given shape and makes f the current flight. The
@@ -309,7 +313,7 @@ func (w *workspace) cut(c Config, p passShape, a *arena) {
 		w.dk, w.dv = heads(c.KVHeads), heads(c.KVHeads)
 		w.dqkv, w.dact = a.f32(t, c.qkvWidth()), a.f32(r, ffn)
 		if c.moe() {
-			w.dweight, w.slopes = a.f32(r), a.f32(p.layers, c.Experts)
+			w.dweight, w.slopes = a.f32(r), a.f32(p.layers, max(1, p.rows), c.Experts)
 		}
 	}
 }

@@ -108,9 +108,10 @@ type ModelConfig struct {
 	given map[string]bool // fields set in the file whose default would come from the plan
 }
 
-// AuxLossConfig describes the load-balancing loss, which is computed per micro-batch.
+// AuxLossConfig describes the load-balancing loss, which is computed per micro-batch, or in the
+// form "sequence" per sequence.
 type AuxLossConfig struct {
-	Form        moe.AuxForm `yaml:"form"` // "hf", "megablocks" or "none"; default "hf", for dense models "none"
+	Form        moe.AuxForm `yaml:"form"` // "hf", "megablocks", "sequence" or "none"; default "hf", for dense models "none"
 	Coefficient float64     `yaml:"coefficient"`
 }
 
@@ -506,7 +507,8 @@ func (c Config) Validate() error {
 		oneOf("schedule.warmup_from", c.Schedule.WarmupFrom, string(optimizer.WarmupFromZero),
 			string(optimizer.WarmupFromMin)),
 		within("schedule.decay_steps", float64(c.Schedule.DecaySteps), 0, maxSteps),
-		oneOf("aux_loss.form", c.AuxLoss.Form, "", string(moe.AuxHF), string(moe.AuxMegaBlocks), string(moe.AuxNone)),
+		oneOf("aux_loss.form", c.AuxLoss.Form, "", string(moe.AuxHF), string(moe.AuxMegaBlocks),
+			string(moe.AuxSequence), string(moe.AuxNone)),
 		within("aux_loss.coefficient", c.AuxLoss.Coefficient, 0, finite),
 		within("z_loss.coefficient", c.ZLoss.Coefficient, 0, finite),
 		oneOf("precision", c.Precision, xpu.Precisions()...),

@@ -14,7 +14,7 @@ import (
 // sequenceConfig is a run whose losses do not depend on the division of tokens among ranks.
 func sequenceConfig(t testing.TB, plan string, l LayoutConfig, more string) Config {
 	t.Helper()
-	return ranksConfig(t, plan, l, "aux_loss: {form: none}\n"+more)
+	return ranksConfig(t, plan, l, "aux_loss: {form: sequence}\n"+more)
 }
 
 // Runs whose ranks share sequences consume the samples of one rank, and have its losses and
@@ -31,6 +31,7 @@ func TestSequenceLayouts(t *testing.T) {
 			{DP: 2, EP: 2, CP: 4, Optimizer: estimate.SO}, {DP: 2, EP: 2, CP: 4}} {
 			got := mustRunRanks(t, sequenceConfig(t, plan, l, attention), Options{})
 			for name, most := range map[string]float64{"loss": 1e-6, "grad_norm": 1e-5, "samples": 0, "tokens": 0,
+				"aux_loss":  1e-6,
 				"eval.loss": 1e-6, "eval.mix_loss": 1e-6, "eval.margin": 1e-4, "update_ratio.norms": 1e-4} {
 				if d := apart(t, one.lines, got.lines, name); d > most {
 					t.Errorf("%+v, %s: %s differs from one rank's by %v, at most %v is allowed", l, attention, name, d,

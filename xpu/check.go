@@ -259,8 +259,24 @@ func CheckRouteGrad(r Routing, dlogits, slope, dweight Tensor) {
 	check(name, "LSE", r.LSE, Float32, tokens)
 	check(name, "RowOf", r.RowOf, Int32, tokens, perToken)
 	check(name, "dlogits", dlogits, Float32, tokens, experts)
-	check(name, "slope", slope, Float32, experts)
+	if slope.Rank() == 2 {
+		check(name, "slope", slope, Float32, slope.shape[0], experts)
+		if n := slope.shape[0]; n < 1 || tokens%n != 0 {
+			panic(fmt.Sprintf("xpu: RouteGrad: slope has %d rows, which do not divide %d tokens", n, tokens))
+		}
+	} else {
+		check(name, "slope", slope, Float32, experts)
+	}
 	check(name, "dweight", dweight, Float32, tokens*perToken)
+}
+
+// SlopeTokens returns the number of consecutive tokens that have the same slopes in
+// [Layers.RouteGrad].
+func SlopeTokens(r Routing, slope Tensor) int {
+	if slope.Rank() == 2 {
+		return max(1, r.Probs.shape[0]/slope.shape[0])
+	}
+	return max(1, r.Probs.shape[0])
 }
 
 // CheckSumRows panics unless the arguments of [Layers.SumRows] are valid.

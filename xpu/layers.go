@@ -86,13 +86,14 @@ type Layers interface {
 	// RowOf, TokenOf and Weight from Chosen, Counts and Probs.
 	SortRows(r Routing)
 
-	// RouteGrad sets dlogits [T, Experts] to the gradient of the router's logits. Let G_i be the
-	// slope of expert i plus, if i was chosen, the gradient g of its probability. Without
-	// Renormalize, g is the gradient dweight [R] of that row's routing weight. With it, a routing
-	// weight is w = p/s, where s is a sum over the token's choices, and g is
-	// (dweight - Σ w·dweight) / s. Then dz_i = p_i·(G_i - Σ p_j·G_j) + zFactor·lse·p_i. Counts,
-	// TokenOf and Weight of r are not used, and RowOf may be any numbering of the choices that
-	// matches dweight.
+	// RouteGrad sets dlogits [T, Experts] to the gradient of the router's logits. slope is
+	// [Experts], or [S, Experts] for S ranges of T/S consecutive tokens. Let G_i be the slope of
+	// expert i, in the token's range, plus, if i was chosen, the gradient g of its probability.
+	// Without Renormalize, g is the gradient dweight [R] of that row's routing weight. With it, a
+	// routing weight is w = p/s, where s is a sum over the token's choices, and g is (dweight - Σ
+	// w·dweight) / s. Then dz_i = p_i·(G_i - Σ p_j·G_j) + zFactor·lse·p_i. Counts, TokenOf and
+	// Weight of r are not used, and RowOf may be any numbering of the choices that matches
+	// dweight.
 	RouteGrad(r Routing, dlogits, slope, dweight Tensor, zFactor float64)
 
 	// GatherRows sets row r of dst [R, width] to row tokenOf[r] of x [·, width].

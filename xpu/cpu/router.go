@@ -135,12 +135,12 @@ func (h *Host) SortRows(choice xpu.Routing) {
 func (h *Host) RouteGrad(r xpu.Routing, dlogits, slope, dweight xpu.Tensor, zFactor float64) {
 	xpu.CheckRouteGrad(r, dlogits, slope, dweight)
 	h.split(dlogits.Dim(0), operands{routing: routingOf(r), dst: dlogits.Floats(), x: slope.Floats(),
-		y:      dweight.Floats(),
+		y: dweight.Floats(), width: xpu.SlopeTokens(r, slope),
 		factor: zFactor}, func(t *task, _, lo, hi int) {
 		r, e, k := &t.routing, t.routing.Experts, t.routing.PerToken
 		for i := lo; i < hi; i++ {
 			p, dz := r.Probs[i*e:][:e], t.dst[i*e:][:e]
-			copy(dz, t.x[:e])
+			copy(dz, t.x[i/t.width*e:][:e])
 			chosen, rows, scale, mean := r.Chosen[i*k:][:k], r.RowOf[i*k:][:k], float32(1), float32(0)
 			if r.Renormalize {
 				scale = 1 / Selected(p, chosen)

@@ -215,11 +215,25 @@ func route(t tester, d xpu.Device, c routingCase, source *rand.Rand, tolerance f
 	routeGrad(t, d, c, r, source, tolerance)
 }
 
+// slopeShape returns the shape of the slopes of ranges of tokens.
+func slopeShape(ranges, experts int) []int {
+	if ranges == 1 {
+		return []int{experts}
+	}
+	return []int{ranges, experts}
+}
+
 // routeGrad checks RouteGrad. With uniform it uses the input of ranks that share the experts: only
 // rows in the order of choices.
 func routeGrad(t tester, d xpu.Device, c routingCase, r xpu.Routing, source *rand.Rand, tolerance float64) {
 	tokens, experts, k := c.tokens, c.experts, c.perToken
-	slope, dweight := random(source, experts), random(source, tokens*k)
+	ranges := 1 // of tokens, with slopes of their own
+	for _, n := range []int{2, 3, 5, 7} {
+		if tokens%n == 0 && !c.uniform {
+			ranges = n
+		}
+	}
+	slope, dweight := random(source, ranges*experts), random(source, tokens*k)
 	const zFactor = 0.3
 	if c.uniform {
 		r.TokenOf, r.Weight, r.Counts = xpu.Tensor{}, xpu.Tensor{}, xpu.Tensor{}
@@ -230,13 +244,13 @@ func routeGrad(t tester, d xpu.Device, c routingCase, r xpu.Routing, source *ran
 		d.WriteInts(r.RowOf, inOrder)
 	}
 	got := upload(t, d, slices.Repeat([]float32{-7}, tokens*experts), tokens, experts)
-	d.RouteGrad(r, got, upload(t, d, slope), upload(t, d, dweight), zFactor)
+	d.RouteGrad(r, got, upload(t, d, slope, slopeShape(ranges, experts)...), upload(t, d, dweight), zFactor)
 	probs, lse, allChosen, rowOf := read(t, d, r.Probs), read(t, d, r.LSE), readInts(t, d, r.Chosen),
 		readInts(t, d, r.RowOf)
 	want, size := make([]float64, tokens*experts), make([]float64, tokens*experts)
 	for i := range tokens {
 		p, g := probs[i*experts:][:experts], make([]float64, experts)
-		for e, s := range slope {
+		for e, s := range slope[i*ranges/tokens*experts:][:experts] {
 			g[e] = float64(s)
 		}
 		sum, along := 1.0, 0.0 // of the choices: probabilities, and weights times gradients

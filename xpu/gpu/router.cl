@@ -235,11 +235,12 @@ void sort_rows(MEMORY(int, rowOf), MEMORY(int, tokenOf), MEMORY(float, weight), 
 // softmax; and the gradient of the squared lse.
 kernel __attribute__((reqd_work_group_size(GROUP, 1, 1)))
 void route_grad(MEMORY(float, dlogits), MEMORY(const float, probs), MEMORY(const float, lse), MEMORY(const int, chosen), MEMORY(const int, rowOf),
-	MEMORY(const float, slope), MEMORY(const float, dweight), const int experts, const int perToken, const float zFactor, const int renormalize, local float *gradient)
+	MEMORY(const float, slope), MEMORY(const float, dweight), const int experts, const int perToken, const int slopeTokens, const float zFactor, const int renormalize, local float *gradient)
 {
 	LOCATE(dlogits), LOCATE(probs), LOCATE(lse), LOCATE(chosen), LOCATE(rowOf), LOCATE(slope), LOCATE(dweight);
 	local float part[GROUP];
 	const size_t token = get_group_id(0);
+	slope += token / slopeTokens * experts;
 	dlogits += token * experts;
 	probs += token * experts;
 	chosen += token * perToken;

@@ -68,5 +68,6 @@ func (d *Device) RouteGrad(r xpu.Routing, dlogits, slope, dweight xpu.Tensor, zF
 	defer c.end()
 	c.launch("route_grad", c.rows(tokens), c.writes(dlogits), c.reads(r.Probs), c.reads(r.LSE), c.reads(r.Chosen),
 		c.reads(r.RowOf), c.reads(slope),
-		c.reads(dweight), integer(experts), integer(perToken), number(zFactor), flag(r.Renormalize), local(experts))
+		c.reads(dweight), integer(experts), integer(perToken), integer(xpu.SlopeTokens(r, slope)), number(zFactor),
+		flag(r.Renormalize), local(experts))
 }
