@@ -223,7 +223,7 @@ func estimateInput(c *cli.Context) (estimate.Input, error) {
 	if given("batch-size") {
 		l.BatchSize = c.Int("batch-size")
 		if l.BatchSize == 0 {
-			l.BatchSize = l.Ranks() * l.MicroBatchSize
+			l.BatchSize = l.Ranks() * l.MicroBatchSize / max(1, l.SequenceRanks)
 		}
 	}
 	if c.String("config") == "" {

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"regexp"
 	"strings"
 	"testing"
 )
@@ -56,6 +57,19 @@ func TestEstimateSaysWhatIsMissing(t *testing.T) {
 		if code != exitDone || strings.Contains(stdout, missing) != c.missing || votes != c.votes {
 			t.Errorf("mula estimate %s: exit %d, %s, votes %q; want %q; %q: %v", c.args, code, stderr, votes, c.votes,
 				missing, strings.Contains(stdout, missing))
+		}
+	}
+}
+
+// With context parallelism, ranks that share sequences need one of them, also at other numbers of
+// ranks.
+func TestEstimateSequences(t *testing.T) {
+	code, stdout, stderr := call(t, strings.Fields("estimate --model mula-tiny --layout expert_dp=8,cp=4 "+
+		"--sequence-length 1024 --scaling 8:16")...)
+	for _, want := range []string{"4 data ranks share each sequence", "step: 2 sequences of 1,024 tokens",
+		"sequences per data rank: 1,", "sequences  all-to-all", "   16  *16 +4 "} {
+		if found, err := regexp.MatchString(want, stdout); err != nil || !found || code != exitDone {
+			t.Errorf("exit %d, %q; want %q\n%s", code, stderr, want, stdout)
 		}
 	}
 }

@@ -38,7 +38,7 @@ func Scaling(in Input, from, to int, strong bool) ([]Point, error) {
 		l := in.Layout
 		l.Shape = l.With(comm.ExpertDP, ranks/slice)
 		if !strong {
-			l.BatchSize = sequences * l.DataRanks()
+			l.BatchSize = sequences * l.readers()
 		}
 		next := in
 		next.Layout = l
