@@ -13,7 +13,7 @@ import (
 
 func embedFamily(t *testing.T, d xpu.Device, _ float64) {
 	for i, c := range []struct{ tokens, vocabulary, width int }{{1, 1, 1}, {5, 3, 7}, {100, 11, 64}, {1000, 2, 33},
-		{70, 500, 300}, {3, 4, 1030}, {0, 9, 8}} {
+		{70, 500, 300}, {20000, 3000, 1}, {3, 4, 1030}, {0, 9, 8}} {
 		t.Run(fmt.Sprintf("%d tokens of %d, width %d", c.tokens, c.vocabulary, c.width), func(t *testing.T) {
 			source := rand.New(rand.NewPCG(21, uint64(i)))
 			embed(t, d, source, c.tokens, c.vocabulary, c.width, int32(source.IntN(c.vocabulary)))

@@ -1,24 +1,56 @@
-// The tokens in the order of their ids, and of equal ids in their own: a token's place in order is the number of those before it. Of the first token of
-// an id ends has, at its place, the place after the last one; of others, and of those whose id is skip, it has 0.
-kernel __attribute__((reqd_work_group_size(GROUP, 1, 1)))
-void order_tokens(MEMORY(int, order), MEMORY(int, ends), MEMORY(const int, ids), const int tokens, const int skip)
+// Tokens are sorted by their ids, and tokens of one id by their positions: first in blocks, then by merging runs of blocks, two at a time. Tokens of a run
+// come before the tokens of the next run, so their order is a matter of ids alone.
+#define BLOCK 64
+
+// Sorts the tokens of blocks. A token's place in its block is the number of tokens of the block that are before it.
+kernel void order_tokens(MEMORY(int, order), MEMORY(const int, ids), const int tokens)
 {
-	LOCATE(order), LOCATE(ends), LOCATE(ids);
-	local int part[GROUP];
-	const int token = get_group_id(0), id = ids[token];
-	int less = 0, before = 0, equal = 0;
-	for (int t = ITEM; t < tokens; t += GROUP) {
-		less += ids[t] < id;
-		before += ids[t] == id & t < token;
-		equal += ids[t] == id;
+	LOCATE(order), LOCATE(ids);
+	const int token = get_global_id(0);
+	if (token >= tokens)
+		return;
+	const int first = token / BLOCK * BLOCK, end = min(first + BLOCK, tokens), id = ids[token];
+	int place = first;
+	for (int t = first; t < end; t++)
+		place += ids[t] < id + (t < token); // ids are less than the number of rows of a table
+	order[place] = token;
+}
+
+// The first place from `low` on, before `high`, whose token has an id of at least this.
+INLINE int place_of(global const int *order, global const int *ids, int low, int high, const int id)
+{
+	while (low < high) {
+		const int middle = low + (high - low) / 2;
+		if (ids[order[middle]] < id)
+			low = middle + 1;
+		else
+			high = middle;
 	}
-	less = group_sum_int(less, part);
-	before = group_sum_int(before, part);
-	equal = group_sum_int(equal, part);
-	if (ITEM == 0) {
-		order[less + before] = token;
-		ends[less + before] = before == 0 && id != skip ? less + equal : 0;
-	}
+	return low;
+}
+
+// Merges runs of `run` tokens. A work-item has a token: its place is the number of tokens of both runs that are before it.
+kernel void merge_tokens(MEMORY(int, merged), MEMORY(const int, order), MEMORY(const int, ids), const int tokens, const int run)
+{
+	LOCATE(merged), LOCATE(order), LOCATE(ids);
+	const int at = get_global_id(0);
+	if (at >= tokens)
+		return;
+	const int second = at / run % 2, first = at / run * run, token = order[at], id = ids[token];
+	const int other = second ? first - run : min(first + run, tokens), end = min(other + run, tokens);
+	merged[at - (second ? run : 0) + place_of(order, ids, other, end, id + second) - other] = token;
+}
+
+// Of the first token of an id, ends has, at its place, the place after the id's last token. Of others, and of the id skip, it has 0.
+kernel void end_tokens(MEMORY(int, ends), MEMORY(const int, order), MEMORY(const int, ids), const int tokens, const int skip)
+{
+	LOCATE(ends), LOCATE(order), LOCATE(ids);
+	const int at = get_global_id(0);
+	if (at >= tokens)
+		return;
+	const int id = ids[order[at]];
+	const bool first = at == 0 || ids[order[at - 1]] != id;
+	ends[at] = first && id != skip ? place_of(order, ids, at + 1, tokens, id + 1) : 0;
 }
 
 // The gradient of an embedding. Group (place, part) of the grid adds to columns part·columns, … of the row of dtable that is the id's whose first token
