@@ -59,6 +59,9 @@ func estimateCommand() *cli.Command {
 			&cli.StringFlag{Name: "recompute",
 				Usage: "activations that the backward pass recomputes: " + anyOf(moe.Recomputes()),
 				Value: string(moe.RecomputeNone)},
+			&cli.StringFlag{Name: "activations",
+				Usage: "`TYPE` of the large activations, as activations in train.yaml: fp32 or bf16",
+				Value: xpu.Float32.String()},
 			&cli.StringFlag{Name: "precision", Usage: precisionFlag.Usage, Value: string(xpu.BF16)},
 			&cli.StringFlag{Name: "trainer",
 				Usage: "byte sizes of this trainer: mula (the types of --precision, fp32 activations) or optimus " +
@@ -217,6 +220,12 @@ func estimateInput(c *cli.Context) (estimate.Input, error) {
 	if given("recompute") {
 		l.Recompute = moe.Recompute(c.String("recompute"))
 	}
+	if given("activations") {
+		l.Activations = xpu.Float32
+		if c.String("activations") == xpu.BFloat16.String() {
+			l.Activations = xpu.BFloat16
+		}
+	}
 	if given("micro-batch-size") {
 		l.MicroBatchSize = c.Int("micro-batch-size")
 	}
@@ -245,6 +254,9 @@ func estimateInput(c *cli.Context) (estimate.Input, error) {
 		in.Trainer = in.Trainer.Mixed(in.Precision, xpu.BFloat16)
 	case in.Trainer.Own && in.Trainer.Master && in.Precision != configured:
 		return in, usagef("--precision %s contradicts precision: %s of --config", in.Precision, configured)
+	}
+	if l.Activations == xpu.BFloat16 && !in.Trainer.Own {
+		return in, usagef("--activations %s needs --trainer %s", l.Activations, estimate.Mula.Name)
 	}
 	switch kind := c.String("collectives"); {
 	case kind == flat && !in.Trainer.Own:
@@ -349,9 +361,13 @@ func (e *estimateReport) write(w io.Writer) {
 	if n := t.Accumulated; n > 0 && n != t.Gradients {
 		stored = fmt.Sprintf(", %d in memory", n)
 	}
+	activations := fmt.Sprint(t.Activations)
+	if l.Activations == xpu.BFloat16 {
+		activations += fmt.Sprintf(" (%d of the largest)", l.Activations.Bytes())
+	}
 	fmt.Fprintf(w, "bytes per element of %s: weight %d, gradient %d (both also in traffic)%s, optimizer state %d%s, "+
-		"activation %d; products in %s\n\n", t.Name, t.Weights, t.Gradients, stored, t.State, master,
-		t.Activations, r.Precision)
+		"activation %s; products in %s\n\n", t.Name, t.Weights, t.Gradients, stored, t.State, master,
+		activations, r.Precision)
 
 	heading := []string{"per rank"}
 	for _, r := range e.Results {

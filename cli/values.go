@@ -37,6 +37,9 @@ type valueSet struct {
 // flagValues are the flags with a fixed set of values, by the flag's name, or by the command and
 // the flag if the name has several meanings. Help texts, the check of values and completion use it.
 var flagValues = map[string]valueSet{
+	"activations": {names: func() []string {
+		return []string{xpu.Float32.String(), xpu.BFloat16.String()}
+	}},
 	"arithmetic":            {names: megatron.Arithmetics},
 	"attention":             {names: samples.Attentions},
 	"collectives":           {names: func() []string { return []string{twoLevels, flat} }},

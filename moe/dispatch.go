@@ -338,7 +338,9 @@ func (d *dispatch) use(m *Model, number int) (x xpu.Tensor, err error) {
 		}
 		return t
 	}
-	way.own.gateUp = take(&memory.gateUp, rows, 2*ffn)
+	if way.own.gateUp, err = memory.gateUp.take(d.dev, w.shape.rounded, rows, 2*ffn); err != nil {
+		return x, err
+	}
 	w.gathered, w.expert, w.act = take(&d.gathered, rows, h), take(&d.expert, rows, h), take(&d.act, rows, ffn)
 	if w.shape.train {
 		w.dact, w.dweight = take(&d.dact, rows, ffn), take(&d.dweight, rows)

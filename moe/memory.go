@@ -8,7 +8,7 @@ type stock struct{ whole xpu.Tensor }
 // take returns a tensor of the first elements. Their contents are lost if the stock has to grow.
 func (s *stock) take(dev xpu.Memory, dtype xpu.DType, shape ...int) (t xpu.Tensor, err error) {
 	n := elements(shape)
-	if !s.whole.Present() || n > s.whole.Elements() {
+	if !s.whole.Present() || n > s.whole.Elements() || s.whole.DType() != dtype {
 		s.free(dev) // before the allocation, to lower the peak
 		if s.whole, err = dev.New(dtype, n); err != nil {
 			return xpu.Tensor{}, err
@@ -36,17 +36,19 @@ func elements(shape []int) int {
 // 4 GiB. Tests set another value.
 var blockElements = 1 << 28
 
-// An arena allocates buffers from blocks that it keeps: float32 and int32 on the device, float64 on
-// the host. An arena without memory only counts the requests.
+// An arena allocates buffers from blocks that it keeps: float32, bfloat16 and int32 on the device,
+// float64 on the host. An arena without memory only counts the requests.
 type arena struct {
 	floats   blocks
+	halves   blocks
 	int32s   blocks
 	doubles  []float64
 	nDoubles int
 }
 
 func (a *arena) reset() {
-	a.floats.used, a.int32s.used, a.nDoubles = a.floats.used[:0], a.int32s.used[:0], 0
+	a.floats.used, a.halves.used, a.int32s.used, a.nDoubles = a.floats.used[:0], a.halves.used[:0],
+		a.int32s.used[:0], 0
 }
 
 // grow gives a at least the memory that need has counted. The old contents are lost.
@@ -57,24 +59,36 @@ func (a *arena) grow(dev xpu.Memory, need *arena) error {
 	if err := a.floats.grow(dev, xpu.Float32, need.floats.used); err != nil {
 		return err
 	}
+	if err := a.halves.grow(dev, xpu.BFloat16, need.halves.used); err != nil {
+		return err
+	}
 	return a.int32s.grow(dev, xpu.Int32, need.int32s.used)
 }
 
 func (a *arena) free(dev xpu.Memory) {
 	a.floats.free(dev)
+	a.halves.free(dev)
 	a.int32s.free(dev)
 }
 
 // bytes returns the total size of the buffers allocated from the arena.
 func (a *arena) bytes() int64 {
-	return 4*(a.floats.elements()+a.int32s.elements()) + 8*int64(a.nDoubles)
+	return 4*(a.floats.elements()+a.int32s.elements()) + 2*a.halves.elements() + 8*int64(a.nDoubles)
 }
 
-func (a *arena) f32(shape ...int) xpu.Tensor { return a.floats.cut(shape) }
-func (a *arena) i32(shape ...int) xpu.Tensor { return a.int32s.cut(shape) }
+func (a *arena) f32(shape ...int) xpu.Tensor { return a.floats.cut(xpu.Float32, shape) }
+func (a *arena) i32(shape ...int) xpu.Tensor { return a.int32s.cut(xpu.Int32, shape) }
+
+// of allocates numbers of Float32 or BFloat16.
+func (a *arena) of(dtype xpu.DType, shape ...int) xpu.Tensor {
+	if dtype == xpu.BFloat16 {
+		return a.halves.cut(dtype, shape)
+	}
+	return a.f32(shape...)
+}
 
 func (a *arena) f64(n int) []float64 {
-	lo := advance(&a.nDoubles, n)
+	lo := advance(&a.nDoubles, n, 16)
 	if a.doubles == nil {
 		return nil
 	}
@@ -89,13 +103,13 @@ type blocks struct {
 
 // cut takes the next elements from the last block, or from a new block if they would exceed the
 // bound. This depends on the requested sizes alone, so that buffers are where they were counted.
-func (b *blocks) cut(shape []int) xpu.Tensor {
+func (b *blocks) cut(dtype xpu.DType, shape []int) xpu.Tensor {
 	n, last := elements(shape), len(b.used)-1
 	if last < 0 || b.used[last] > 0 && b.used[last]+n > blockElements {
 		b.used = append(b.used, 0)
 		last++
 	}
-	lo := advance(&b.used[last], n)
+	lo := advance(&b.used[last], n, 64/dtype.Bytes())
 	if last >= len(b.memory) || !b.memory[last].whole.Present() {
 		return xpu.Tensor{}
 	}
@@ -127,10 +141,11 @@ func (b *blocks) elements() (n int64) {
 	return n
 }
 
-// advance adds n elements to used and returns where they start. If memory starts on a cache line,
-// so do they, so that two buffers never share a cache line.
-func advance(used *int, n int) (start int) {
+// advance adds n elements to used, and more up to a multiple of line, a power of two. It returns
+// where they start. If memory starts on a cache line, so do they, so that two buffers never share a
+// cache line.
+func advance(used *int, n, line int) (start int) {
 	start = *used
-	*used += (n + 15) &^ 15
+	*used += (n + line - 1) &^ (line - 1)
 	return start
 }

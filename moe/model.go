@@ -50,12 +50,13 @@ type Model struct {
 	embed, norm, head tensor // [V, H], [H], [V, H]
 	layers            []layer
 
-	recompute Recompute // see SetRecompute
-	rope      ropeTable
-	ws        workspace
-	exchanger exchanger
-	loop      loop
-	flights   []*flight // by slot; without pipeline stages only the first is used
+	recompute   Recompute // see SetRecompute
+	activations xpu.DType // see SetActivations
+	rope        ropeTable
+	ws          workspace
+	exchanger   exchanger
+	loop        loop
+	flights     []*flight // by slot; without pipeline stages only the first is used
 }
 
 // A tensor is a range of the weights and the same range of the gradients.

@@ -260,6 +260,7 @@ func (c Config) dispatchMemory(p Pass, ownTokens int) int64 {
 	}
 	layer += got * k                                       // rowOf
 	numbers += got*(h+3*k) + rows*(2*h+2*ffn+1) + tokens*k // choices, back; buffers per row; tokenWeights
-	numbers += layers*layer + kept*(got*h+rows*2*ffn)
-	return 4*numbers + sums + layers*(4*(e/ranks)+8*2*(ranks+1))
+	numbers += layers*layer + kept*got*h
+	gateUp := int64(p.Activations.Bytes()) * kept * rows * 2 * ffn
+	return 4*numbers + gateUp + sums + layers*(4*(e/ranks)+8*2*(ranks+1))
 }

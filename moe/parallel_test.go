@@ -926,13 +926,15 @@ func dispatchBytes(m *Model) int64 {
 		}
 		memory = append(memory, f.memory...)
 	}
+	gateUp := int64(0)
 	for _, b := range memory {
-		n += b.x.whole.Elements() + b.gateUp.whole.Elements()
+		n += b.x.whole.Elements()
+		gateUp += int64(b.gateUp.whole.Elements() * b.gateUp.whole.DType().Bytes())
 	}
 	if c, ok := d.courier.(*directCourier); ok {
 		n += cap(c.sentRows) + cap(c.sentChoices)
 	}
-	return 4*int64(n) + 8*int64(words)
+	return 4*int64(n) + gateUp + 8*int64(words)
 }
 
 // A step of a shape and routing that has been seen allocates none of its buffers again, whatever

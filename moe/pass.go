@@ -164,12 +164,13 @@ func (m *Model) take(slot int, batch Batch, train bool) error {
 	_, ranks := m.parallel.sequenceRanks()
 	shape := passShape{rows: batch.Rows, s: batch.SequenceLength / ranks, ranks: ranks, train: train,
 		logits: m.stage.last, layers: len(m.layers), last: m.stage.last, elsewhere: m.parallel.Mesh.Size(comm.EP) > 1,
-		documents: len(batch.Begin) > 0}
-	if train {
-		if err := m.recompute.validate(); err != nil {
-			return err
-		}
-		shape.recompute = m.recompute
+		documents: len(batch.Begin) > 0, rounded: m.activations}
+	if err := m.recompute.validate(); err != nil {
+		return err
+	}
+	shape.recompute = m.recompute
+	if ranks > 1 && m.activations == xpu.BFloat16 {
+		return errors.New("activations of bf16 cannot be exchanged by ranks that share sequences; use fp32")
 	}
 	f, err := m.flight(slot)
 	if err != nil {

@@ -384,6 +384,9 @@ func arenaBytes(m *Model) int64 {
 		for _, s := range a.int32s.memory {
 			n += 4 * int64(s.whole.Elements())
 		}
+		for _, s := range a.halves.memory {
+			n += 2 * int64(s.whole.Elements())
+		}
 		n += 8 * int64(len(a.doubles))
 	}
 	return n

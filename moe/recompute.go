@@ -3,6 +3,8 @@ package moe
 import (
 	"context"
 	"fmt"
+
+	"mula/xpu"
 )
 
 // Recompute names the results of a layer's forward pass that the backward pass computes again
@@ -44,6 +46,14 @@ func (r Recompute) validate() error {
 // SetRecompute sets the level of the following backward passes; the default is [RecomputeNone]. The
 // level does not change a bit of the gradients. An unknown level makes the passes fail.
 func (m *Model) SetRecompute(r Recompute) { m.recompute = r }
+
+// SetActivations sets the type of the large activations of the following passes: the projections of
+// queries, keys and values, the result of the attention before its output projection, and the gate
+// and up projections. They are computed in float32. With BFloat16 they are rounded once, and both
+// the forward and the backward pass read the rounded numbers. The device must then be a processor,
+// and ranks must not share sequences. The default is Float32. Logits and Generate ignore the
+// setting.
+func (m *Model) SetActivations(dtype xpu.DType) { m.activations = dtype }
 
 // restore recomputes the values that the backward pass of layer number reads and the forward pass
 // did not keep, with the input of the experts in ws.h. fresh means that the layer was the last in

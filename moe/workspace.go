@@ -25,12 +25,13 @@ type passShape struct {
 	rows, s   int       // s is this rank's tokens of a row
 	ranks     int       // ranks that share each row
 	train     bool      // backward follows: every layer is saved
-	recompute Recompute // with train; RecomputeNone without
+	recompute Recompute // also without train, so that both kinds of passes use the same memory
 	logits    bool      // logits are computed block by block
 	layers    int       // number of layers in this model
 	last      bool      // this stage has the final norm and the head
 	elsewhere bool      // expert rows are not this rank's tokens: a dispatch has their buffers
 	documents bool      // attention stays within documents
+	rounded   xpu.DType // of the activations that SetActivations names
 }
 
 // saved holds the values of one layer that the backward pass reads. Without a backward pass all
@@ -248,16 +249,15 @@ func (f *flight) cut(c Config, p passShape, a *arena) {
 
 // gateUp allocates the buffer of that name from a.
 func (p passShape) gateUp(c Config, a *arena) xpu.Tensor {
-	return a.f32(p.expertRows(c), 2*c.IntermediateSize)
+	return a.of(p.rounded, p.expertRows(c), 2*c.IntermediateSize)
 }
 
 // cut allocates the buffers from a.
 func (k *attended) cut(c Config, p passShape, a *arena) {
 	t, h := p.tokens(), c.HiddenSize
 	*k = attended{
-		rstd1: a.f32(t), qkv: a.f32(t, c.qkvWidth()),
-		ctx: a.f32(t, c.QueryWidth()), lse: a.f32(p.rows, c.Heads/p.ranks, p.s*p.ranks),
-		x1: a.f32(t, h),
+		rstd1: a.f32(t), qkv: a.of(p.rounded, t, c.qkvWidth()), ctx: a.of(p.rounded, t, c.QueryWidth()),
+		lse: a.f32(p.rows, c.Heads/p.ranks, p.s*p.ranks), x1: a.f32(t, h),
 	}
 	if !c.family().postNorm {
 		k.rstd2 = a.f32(t)
@@ -336,6 +336,7 @@ type Pass struct {
 	SequenceLength int       // of complete rows
 	SequenceRanks  int       // ranks that share each row, as in [Parallel]; 0 means 1
 	Recompute      Recompute // empty means RecomputeNone
+	Activations    xpu.DType // see [Model.SetActivations]
 	Documents      bool      // attention is restricted to documents; see [Batch]
 
 	Shape    comm.Shape // of the mesh; the zero value is one rank
@@ -354,7 +355,8 @@ func (c Config) Memory(p Pass) Memory {
 	experts, stage := p.Shape.Size(comm.EP), stageOf(c, p.Stage, p.Shape.Size(comm.PP))
 	ranks := max(1, p.SequenceRanks)
 	shape := passShape{rows: p.Rows, s: p.SequenceLength / ranks, ranks: ranks, train: true, recompute: p.Recompute,
-		logits: stage.last, layers: stage.layers, last: stage.last, elsewhere: experts > 1, documents: p.Documents}
+		logits: stage.last, layers: stage.layers, last: stage.last, elsewhere: experts > 1, documents: p.Documents,
+		rounded: p.Activations}
 	var shared, flights arena
 	new(workspace).cut(c, shape, &shared)
 	newFlight(c, stage.layers).cut(c, shape, &flights)

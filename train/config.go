@@ -66,6 +66,9 @@ type Config struct {
 	// Recompute names the activations that the backward pass recomputes to save memory. Results do
 	// not depend on it.
 	Recompute moe.Recompute `yaml:"recompute"`
+	// Activations is the type of the activations that [moe.Model.SetActivations] lists: fp32 or
+	// bf16; default fp32.
+	Activations string `yaml:"activations"`
 
 	Layout LayoutConfig `yaml:"layout"`
 
@@ -178,6 +181,14 @@ func (l LayoutConfig) readers() int { return l.shape().Size(comm.Data) / max(1, 
 // sent returns the type of gradients that ranks send, in a resolved layout.
 func (l LayoutConfig) sent() xpu.DType {
 	if l.Gradients == xpu.BFloat16.String() {
+		return xpu.BFloat16
+	}
+	return xpu.Float32
+}
+
+// activations returns the type of the activations.
+func (c Config) activations() xpu.DType {
+	if c.Activations == xpu.BFloat16.String() {
 		return xpu.BFloat16
 	}
 	return xpu.Float32
@@ -299,7 +310,7 @@ func defaultConfig() Config {
 			WarmupFrom: optimizer.WarmupFromZero},
 		AuxLoss:   AuxLossConfig{Coefficient: 0.01},
 		Precision: xpu.FP32, Device: "cpu",
-		Recompute: moe.RecomputeNone,
+		Recompute: moe.RecomputeNone, Activations: xpu.Float32.String(),
 		Layout: LayoutConfig{DP: 1, EP: 1, PP: 1, TP: 1, Optimizer: estimate.EPSO, Dispatch: moe.AllToAll,
 			Sums: exactSums, SumReplicas: 1, CP: 1, Norm: gatherNorms,
 			Transport: group.Auto, CheckReplicasEvery: 1000},
@@ -515,6 +526,7 @@ func (c Config) Validate() error {
 		devices.Check(c.Device),
 		within("threads", float64(c.Threads), 0, 4096),
 		oneOf("recompute", c.Recompute, moe.Recomputes()...),
+		oneOf("activations", c.Activations, xpu.Float32.String(), xpu.BFloat16.String()),
 		within("layout.expert_dp", float64(c.Layout.DP), 1, 1<<20),
 		within("layout.ep", float64(c.Layout.EP), 1, 1<<12),
 		within("layout.pp", float64(c.Layout.PP), 1, 1<<10),
@@ -581,6 +593,14 @@ func (c Config) Validate() error {
 			c.Precision, c.Optimizer.Name, xpu.BF16Mixed))
 	}
 	errs = append(errs, c.checkReaders(shape)...)
+	switch rounded := c.activations() == xpu.BFloat16; {
+	case rounded && c.Device != devices.CPU:
+		errs = append(errs, strictyaml.Invalid("activations", "is %q, which needs device: %s; the device is %q",
+			c.Activations, devices.CPU, c.Device))
+	case rounded && c.Layout.CP > 1:
+		errs = append(errs, strictyaml.Invalid("activations", "is %q, which needs layout.cp: 1; it is %d",
+			c.Activations, c.Layout.CP))
+	}
 	if c.Layout.UniformRouting && c.Model.Dense() {
 		errs = append(errs, strictyaml.Invalid("layout.uniform_routing",
 			"is true, but a dense model has no router; remove it"))

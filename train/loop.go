@@ -348,6 +348,7 @@ func (r *run) prepare(ctx context.Context, saved *checkpoint.Checkpoint) error {
 		return err
 	}
 	r.model.SetRecompute(r.config.Recompute)
+	r.model.SetActivations(r.config.activations())
 	r.tensors = r.model.Config().Tensors()
 	r.votes = votes.New(r.ranks, r.model.Config(), r.config.BatchSize, len(r.data.Sources))
 	r.votes.Slow = votes.SlowLimit{Factor: r.config.Log.SlowFactor, Steps: r.config.Log.SlowSteps}

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"mula/moe"
 	"mula/moe/safetensors"
 	"mula/train/checkpoint"
 	"mula/train/estimate"
@@ -87,6 +88,44 @@ func runMixed(t *testing.T, c Config) Result {
 		t.Errorf("%s, resumed: %+v, want %+v", c.Precision, got, want)
 	}
 	return want
+}
+
+// Activations in bfloat16 change the result a little. A run resumes without a difference, with any
+// recomputation and pipeline, but not with activations of another type.
+func TestRunActivations(t *testing.T) {
+	t.Parallel()
+	plan := makePlan(t, t.TempDir(), "plan.json", "")
+	const more = "evaluate: {every: 5, samples: 5}\nsteps: 10\ncheckpoint: {every: 10}\nprecision: bf16_compact\n"
+	wide := testConfig(t, plan, more)
+	mustRun(t, wide, Options{})
+	c := testConfig(t, plan, more+"activations: bf16\n")
+	want := mustRun(t, c, Options{})
+	a, b := losses(t, wide.Output), losses(t, c.Output)
+	for step := range a {
+		if a[step] == b[step] || math.Abs(a[step]-b[step]) > 0.01*a[step] {
+			t.Errorf("step %d: loss %v with activations in fp32, %v in bf16", step, a[step], b[step])
+		}
+	}
+	c.Output, c.Threads, c.Recompute = filepath.Join(t.TempDir(), "run"), 3, moe.RecomputeLayers
+	mustRun(t, c, stopAfter(4))
+	other := c
+	other.Activations = "fp32"
+	if _, err := Run(t.Context(), other, Options{}); err == nil ||
+		!strings.Contains(err.Error(), `activations was "bf16" and is now "fp32"`) {
+		t.Errorf("resumed with activations in fp32: %v", err)
+	}
+	c.Layout.PP = 2
+	if got := mustRun(t, c, Options{}); got.Weights != want.Weights || got.LastLoss != want.LastLoss {
+		t.Errorf("resumed: %+v, want %+v", got, want)
+	}
+	c.Device = "auto"
+	if err := c.Validate(); err == nil || !strings.Contains(err.Error(), "needs device: cpu") {
+		t.Errorf("activations in bf16 on another device: %v", err)
+	}
+	c.Device, c.Layout.PP, c.Layout.DP, c.Layout.CP = "cpu", 1, 2, 2
+	if err := c.Validate(); err == nil || !strings.Contains(err.Error(), "needs layout.cp: 1") {
+		t.Errorf("activations in bf16 of shared sequences: %v", err)
+	}
 }
 
 // I2, I4: in a layout, all schemes and any number of pipeline stages leave the same bits, with

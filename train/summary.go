@@ -196,7 +196,7 @@ func (c Config) estimateLayout(sequenceLength int) estimate.Layout {
 		SequenceRanks: c.Layout.CP,
 		ReduceNorm:    c.Layout.Norm == reduceNorms,
 		BatchSize:     c.BatchSize, MicroBatchSize: c.MicroBatchSize, SequenceLength: sequenceLength,
-		Recompute: c.Recompute, Documents: c.Attention == samples.DocumentAttention,
+		Recompute: c.Recompute, Activations: c.activations(), Documents: c.Attention == samples.DocumentAttention,
 		Background: c.Checkpoint.Background,
 	}
 }

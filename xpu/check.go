@@ -9,7 +9,7 @@ import "fmt"
 // CheckMatMul panics unless the arguments of [Products.MatMul] are valid.
 func CheckMatMul(dst, a, b Tensor) {
 	const name = "MatMul"
-	checkMatrix(name, "a", a, Float32)
+	checkMatrix(name, "a", a, number(a))
 	checkMatrix(name, "b", b, number(b))
 	checkMatrix(name, "dst", dst, number(dst))
 	checkShape(name, "b", b, number(b), a.shape[1], b.shape[1])
@@ -31,7 +31,7 @@ func checkMatrix(name, operand string, t Tensor, dtype DType) {
 func CheckGroupedMatMul(dst, a, b, counts Tensor) {
 	const name = "GroupedMatMul"
 	checkRank(name, "counts", counts, Int32, 1)
-	checkRank(name, "a", a, Float32, 2)
+	checkRank(name, "a", a, number(a), 2)
 	checkRank(name, "b", b, number(b), 3)
 	groups, terms, columns := counts.shape[0], a.shape[1], b.shape[2]
 	if _, transposed, _ := b.Stored(); transposed {
@@ -39,17 +39,17 @@ func CheckGroupedMatMul(dst, a, b, counts Tensor) {
 	} else {
 		check(name, "b", b, number(b), groups, terms, columns)
 	}
-	check(name, "a", a, Float32, a.shape[0], terms)
-	check(name, "dst", dst, Float32, a.shape[0], columns)
+	check(name, "a", a, number(a), a.shape[0], terms)
+	check(name, "dst", dst, number(dst), a.shape[0], columns)
 }
 
 // CheckGroupedWeightGrad panics unless the arguments of [Products.GroupedWeightGrad] are valid.
 func CheckGroupedWeightGrad(dst, a, b, counts Tensor) {
 	const name = "GroupedWeightGrad"
 	checkRank(name, "counts", counts, Int32, 1)
-	checkRank(name, "a", a, Float32, 2)
+	checkRank(name, "a", a, number(a), 2)
 	checkRank(name, "b", b, Float32, 2)
-	check(name, "a", a, Float32, a.shape[0], a.shape[1])
+	check(name, "a", a, number(a), a.shape[0], a.shape[1])
 	check(name, "b", b, Float32, a.shape[0], b.shape[1])
 	check(name, "dst", dst, number(dst), counts.shape[0], a.shape[1], b.shape[1])
 }
@@ -84,20 +84,24 @@ func CheckAdded(dst, x, y Tensor) {
 }
 
 // CheckEmbed panics unless the arguments of [Layers.Embed] are valid.
-func CheckEmbed(dst, table, ids Tensor) { checkRows("Embed", dst, table, number(table), ids) }
+func CheckEmbed(dst, table, ids Tensor) {
+	checkRows("Embed", dst, number(dst), table, number(table), ids)
+}
 
 // CheckEmbedGrad panics unless the arguments of [Layers.EmbedGrad] are valid.
-func CheckEmbedGrad(dtable, dx, ids Tensor) { checkRows("EmbedGrad", dx, dtable, number(dtable), ids) }
+func CheckEmbedGrad(dtable, dx, ids Tensor) {
+	checkRows("EmbedGrad", dx, Float32, dtable, number(dtable), ids)
+}
 
 // CheckGatherRows panics unless the arguments of [Layers.GatherRows] are valid.
-func CheckGatherRows(dst, x, ids Tensor) { checkRows("GatherRows", dst, x, Float32, ids) }
+func CheckGatherRows(dst, x, ids Tensor) { checkRows("GatherRows", dst, Float32, x, Float32, ids) }
 
 // checkRows checks rows, a matrix with a row for each id, and a table that the ids index.
-func checkRows(name string, rows, table Tensor, dtype DType, ids Tensor) {
+func checkRows(name string, rows Tensor, rowType DType, table Tensor, tableType DType, ids Tensor) {
 	checkRank(name, "the ids", ids, Int32, 1)
-	checkRank(name, "the table", table, dtype, 2)
-	check(name, "the table", table, dtype, table.shape[0], table.shape[1])
-	check(name, "the matrix with a row for each id", rows, Float32, ids.shape[0], table.shape[1])
+	checkRank(name, "the table", table, tableType, 2)
+	check(name, "the table", table, tableType, table.shape[0], table.shape[1])
+	check(name, "the matrix with a row for each id", rows, rowType, ids.shape[0], table.shape[1])
 }
 
 // CheckNormalize panics unless the arguments of [Layers.Normalize] are valid.
@@ -161,7 +165,7 @@ func CheckSplitHeads(p Projections) { p.check("SplitHeads") }
 func (p Projections) check(name string) {
 	h := p.Heads()
 	h.check(name, p.Q, p.K, p.V, p.First)
-	check(name, "QKV", p.QKV, Float32, h.Tokens(), h.Width())
+	check(name, "QKV", p.QKV, number(p.QKV), h.Tokens(), h.Width())
 	q, k := p.Norms()
 	if p.QWeight.Present() {
 		check(name, "QWeight", p.QWeight, number(p.QWeight), h.Heads*h.Size/q)
@@ -199,7 +203,7 @@ func CheckAttend(a Attention) { a.check("Attend") }
 func (a Attention) check(name string) {
 	h := a.Heads()
 	h.check(name, a.Q, a.K, a.V, a.First)
-	check(name, "Context", a.Context, Float32, h.Tokens(), h.Heads*h.Size)
+	check(name, "Context", a.Context, number(a.Context), h.Tokens(), h.Heads*h.Size)
 	check(name, "LSE", a.LSE, Float32, h.Rows, h.Heads, h.Length)
 	if a.Begin.Present() {
 		check(name, "Begin", a.Begin, Int32, h.Rows, h.Length)
@@ -302,7 +306,7 @@ func checkSwiGLU(name string, act, gateUp, weight Tensor) {
 	checkRank(name, "act", act, Float32, 2)
 	rows, width := act.shape[0], act.shape[1]
 	check(name, "act", act, Float32, rows, width)
-	check(name, "gateUp", gateUp, Float32, rows, 2*width)
+	check(name, "gateUp", gateUp, number(gateUp), rows, 2*width)
 	if weight.Present() {
 		check(name, "weight", weight, Float32, rows)
 	}

@@ -23,6 +23,9 @@ import (
 // that does not replace it. A command that adds to such a gradient computes the sum over its tokens
 // in float32, from zero, in the order in which it adds to a gradient of Float32. It adds this sum
 // to the gradient once, and rounds the result as defined by [BF16].
+//
+// On processors, activations may be BFloat16: dst of Embed, gateUp, QKV and Context. Numbers that
+// are read are converted to float32. Results are computed in float32 and rounded once.
 type Layers interface {
 	// Zero sets x to zero, Copy sets dst to x, and Add sets dst to x + y; dst may be x. All have
 	// the same shape. Copy rounds to a dst of BFloat16 as defined by [BF16].

@@ -6,6 +6,8 @@ package xpu
 //
 // So may dst of MatMul and GroupedWeightGrad. Then the product is computed in float32, from zero.
 // With Accumulate, dst is added in float32. The result is rounded once, as defined by [BF16].
+//
+// On processors, so may the left operand a of all products, and dst of GroupedMatMul.
 type Products interface {
 	// MatMul computes dst = a·b, or dst += a·b with Accumulate, of a [m, k], b [k, n] and dst
 	// [m, n]. With k = 0 the product is zero. dst is not transposed.

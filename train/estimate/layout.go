@@ -42,6 +42,7 @@ type Layout struct {
 	MicroBatchSize int           `json:"micro_batch_size"` // sequences that a rank computes at once
 	SequenceLength int           `json:"sequence_length"`
 	Recompute      moe.Recompute `json:"recompute"` // experts is level 1 of Optimus, layers is level 7
+	Activations    xpu.DType     `json:"-"`         // of mula; see [moe.Model.SetActivations]
 	Documents      bool          `json:"-"`         // attention is restricted to documents
 
 	Background bool `json:"-"` // checkpoint.background

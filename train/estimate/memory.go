@@ -69,8 +69,8 @@ func StageMemory(c moe.Config, l Layout, t Trainer, i int) Memory {
 		}
 		m.Exchange, m.HostOnly = sums+stageBytes(c, l, t)+roundedBytes(c, l, t, s), m.HostOnly+sums+m.Checkpoint
 		pass := c.Memory(moe.Pass{Rows: l.microBatch(), SequenceLength: l.SequenceLength,
-			SequenceRanks: l.sequenceRanks(), Recompute: l.Recompute, Documents: l.Documents, Shape: l.Shape,
-			Dispatch: l.Dispatch, Stage: i, InFlight: inFlight})
+			SequenceRanks: l.sequenceRanks(), Recompute: l.Recompute, Activations: l.Activations,
+			Documents: l.Documents, Shape: l.Shape, Dispatch: l.Dispatch, Stage: i, InFlight: inFlight})
 		m.Activations, m.HostOnly = pass.Buffers, m.HostOnly+pass.OnHost
 		return m
 	}

@@ -59,13 +59,24 @@ func (s *scoreStack) at(i int) []float32 { return s.memory[i*s.size:][:s.size] }
 type attention struct {
 	xpu.Heads
 	Q, K, V, Context, LSE []float32
+	halves                []uint16 // Context of BFloat16, instead of Context
 	Begin                 []int32
 	First                 int
 }
 
 func attentionOf(a xpu.Attention) attention {
-	return attention{a.Heads(), a.Q.Floats(), a.K.Floats(), a.V.Floats(), a.Context.Floats(), a.LSE.Floats(),
+	context, halves := numbers(a.Context)
+	return attention{a.Heads(), a.Q.Floats(), a.K.Floats(), a.V.Floats(), context, a.LSE.Floats(), halves,
 		a.Begin.Ints(), a.First}
+}
+
+// rounding returns the number of elements that a group needs to convert the given number of rows of
+// Context, 0 for float32.
+func (a *attention) rounding(rows int) int {
+	if a.halves == nil {
+		return 0
+	}
+	return rows * a.Size
 }
 
 // Attend computes causal attention; see [xpu.Layers].
@@ -74,7 +85,8 @@ func (h *Host) Attend(x xpu.Attention) {
 	a := attentionOf(x)
 	t := h.begin(operands{attention: a})
 	defer t.end()
-	t.scores.reset(h.Threads(), min(queryBlock, a.Length)*(a.First+a.Length))
+	queries := min(queryBlock, a.Length)
+	t.scores.reset(h.Threads(), queries*(a.First+a.Length)+a.rounding(queries))
 	t.split(a.Rows*a.KVHeads, func(t *task, _, lo, hi int) {
 		piece := t.scores.take()
 		for group := lo; group < hi; group++ {
@@ -90,14 +102,13 @@ func (h *Host) AttendGrad(x xpu.Attention, dcontext, dqkv, dk, dv xpu.Tensor) {
 	a := attentionOf(x)
 	t := h.begin(operands{attention: a, x: dcontext.Floats(), dst: dqkv.Floats(), y: dk.Floats(), z: dv.Floats()})
 	defer t.end()
-	size := min(queryBlock, a.Length) * a.Length
-	t.scores.reset(h.Threads(), 2*size)
+	t.scores.reset(h.Threads(), 2*min(queryBlock, a.Length)*a.Length+a.rounding(1))
 	t.split(a.Rows*a.KVHeads, func(t *task, _, lo, hi int) {
 		piece := t.scores.take()
 		scores := t.scores.at(piece)
-		half := len(scores) / 2
+		half := min(queryBlock, t.attention.Length) * t.attention.Length
 		for group := lo; group < hi; group++ {
-			t.attendGroupGrad(group, scores[:half], scores[half:])
+			t.attendGroupGrad(group, scores[:half], scores[half:][:half], scores[2*half:])
 		}
 		t.scores.put(piece)
 	})
@@ -170,20 +181,27 @@ func (t *task) attendGroup(group int, scores []float32) {
 				clear(row[to:])
 				lse[i] = top + float32(math.Log(float64(sums[i])))
 			}
-			context := a.Context[(b.row*s+first)*width+b.head*d:]
-			m.MatMul(rowsOf(context, b.n, d, width), xpu.Of(scores, b.n, b.keys), xpu.Of(b.v, b.keys, d),
+			at, context, stride := (b.row*s+first)*width+b.head*d, scores[b.n*b.keys:], d
+			if a.halves == nil {
+				context, stride = a.Context[at:], width
+			}
+			m.MatMul(rowsOf(context, b.n, d, stride), xpu.Of(scores, b.n, b.keys), xpu.Of(b.v, b.keys, d),
 				xpu.MatMulOptions{})
 			for i, sum := range sums[:b.n] {
-				Scale(context[i*width:][:d], 1/sum)
+				row := context[i*stride:][:d]
+				Scale(row, 1/sum)
+				if a.halves != nil {
+					BF16(a.halves[at+i*width:][:d], row)
+				}
 			}
 		}
 	}
 }
 
 // attendGroupGrad computes the gradients of the group's queries, keys and values from the gradient
-// of Context. The last block reads all keys, so its dK and dV start the sums; if queries do not see
-// all keys before them, the sums start from zero.
-func (t *task) attendGroupGrad(group int, scores, dscores []float32) {
+// of Context. wide has space for a converted row of Context. The last block reads all keys, so its
+// dK and dV start the sums; if queries do not see all keys before them, the sums start from zero.
+func (t *task) attendGroupGrad(group int, scores, dscores, wide []float32) {
 	a, m := &t.attention, t.host.multiplier
 	d, s, heads, width := a.Size, a.Length, a.Heads.Heads, a.Width()
 	contextWidth := heads * d
@@ -197,7 +215,7 @@ func (t *task) attendGroupGrad(group int, scores, dscores []float32) {
 		for head := range heads / a.KVHeads {
 			b := t.block(group, head, first)
 			at := (b.row*s+first)*contextWidth + b.head*d
-			do, context := t.x[at:], a.Context[at:]
+			do := t.x[at:]
 			m.MatMul(xpu.Of(scores, b.n, b.keys), xpu.Of(b.q, b.n, d), xpu.Of(b.k, b.keys, d).T(), xpu.MatMulOptions{})
 			m.MatMul(xpu.Of(dscores, b.n, b.keys), rowsOf(do, b.n, d, contextWidth), xpu.Of(b.v, b.keys, d).T(),
 				xpu.MatMulOptions{})
@@ -206,8 +224,13 @@ func (t *task) attendGroupGrad(group int, scores, dscores []float32) {
 				from, to := b.visible(i)
 				p, dp := scores[i*b.keys:][:b.keys], dscores[i*b.keys:][:b.keys]
 				ExpSum(p[from:to], p[from:to], lse[i])
-				SoftmaxGrad(dp[from:to], p[from:to], dp[from:to], Dot(do[i*contextWidth:][:d],
-					context[i*contextWidth:][:d]))
+				context := wide
+				if a.halves == nil {
+					context = a.Context[at+i*contextWidth:][:d]
+				} else {
+					Widen(context, a.halves[at+i*contextWidth:][:d])
+				}
+				SoftmaxGrad(dp[from:to], p[from:to], dp[from:to], Dot(do[i*contextWidth:][:d], context))
 				clear(p[:from])
 				clear(p[to:])
 				clear(dp[:from])

@@ -10,7 +10,19 @@ import (
 // Embed looks up rows of a table; see [xpu.Layers].
 func (h *Host) Embed(dst, table, ids xpu.Tensor) {
 	xpu.CheckEmbed(dst, table, ids)
-	if table.DType() != xpu.BFloat16 {
+	switch {
+	case dst.DType() == xpu.BFloat16:
+		x, halves := numbers(table)
+		h.split(dst.Dim(0), operands{dstHalves: dst.Halves(), x: x, halves: halves, ids: ids.Ints(),
+			width: dst.Dim(1)}, func(t *task, _, lo, hi int) {
+			buffer := t.host.buffers.Get()
+			defer t.host.buffers.Put(buffer)
+			for i := lo; i < hi; i++ {
+				BF16(t.dstHalves[i*t.width:][:t.width], row(t.x, t.halves, int(t.ids[i]), t.width, buffer))
+			}
+		})
+		return
+	case table.DType() != xpu.BFloat16:
 		h.gather(dst, table, ids)
 		return
 	}

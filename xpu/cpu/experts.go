@@ -26,10 +26,13 @@ func (h *Host) SumRows(dst, x, y, rowOf xpu.Tensor) {
 // SwiGLU computes silu(gate)·up·weight of rows; see [xpu.Layers].
 func (h *Host) SwiGLU(act, gateUp, weight xpu.Tensor) {
 	xpu.CheckSwiGLU(act, gateUp, weight)
-	h.split(act.Dim(0), operands{dst: act.Floats(), x: gateUp.Floats(), w: weight.Floats(), width: act.Dim(1)},
+	x, halves := numbers(gateUp)
+	h.split(act.Dim(0), operands{dst: act.Floats(), x: x, halves: halves, w: weight.Floats(), width: act.Dim(1)},
 		func(t *task, _, lo, hi int) {
+			buffer := t.host.buffers.Get()
+			defer t.host.buffers.Put(buffer)
 			for r := lo; r < hi; r++ {
-				act, both := t.dst[r*t.width:][:t.width], t.x[r*2*t.width:][:2*t.width]
+				act, both := t.dst[r*t.width:][:t.width], row(t.x, t.halves, r, 2*t.width, buffer)
 				SwiGLU(act, both[:t.width], both[t.width:])
 				if len(t.w) > 0 {
 					Scale(act, t.w[r])
@@ -41,10 +44,14 @@ func (h *Host) SwiGLU(act, gateUp, weight xpu.Tensor) {
 // SwiGLUGrad computes the gradients of [Host.SwiGLU]; see [xpu.Layers].
 func (h *Host) SwiGLUGrad(gateUp, act, dact, weight, dweight xpu.Tensor) {
 	xpu.CheckSwiGLUGrad(gateUp, act, dact, weight, dweight)
-	h.split(act.Dim(0), operands{x: gateUp.Floats(), dst: act.Floats(), y: dact.Floats(), w: weight.Floats(),
+	x, halves := numbers(gateUp)
+	h.split(act.Dim(0), operands{x: x, halves: halves, dst: act.Floats(), y: dact.Floats(), w: weight.Floats(),
 		z: dweight.Floats(), width: act.Dim(1)}, func(t *task, _, lo, hi int) {
+		buffer := t.host.buffers.Get()
+		defer t.host.buffers.Put(buffer)
 		for r := lo; r < hi; r++ {
-			act, dact, both := t.dst[r*t.width:][:t.width], t.y[r*t.width:][:t.width], t.x[r*2*t.width:][:2*t.width]
+			act, dact := t.dst[r*t.width:][:t.width], t.y[r*t.width:][:t.width]
+			both := row(t.x, t.halves, r, 2*t.width, buffer)
 			gate, up := both[:t.width], both[t.width:]
 			SwiGLU(act, gate, up)
 			if len(t.w) > 0 {
@@ -53,6 +60,9 @@ func (h *Host) SwiGLUGrad(gateUp, act, dact, weight, dweight xpu.Tensor) {
 				Scale(dact, t.w[r])
 			}
 			SwiGLUGrad(gate, up, gate, up, dact)
+			if t.halves != nil {
+				BF16(t.halves[r*2*t.width:][:2*t.width], both)
+			}
 		}
 	})
 }

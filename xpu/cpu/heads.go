@@ -10,13 +10,15 @@ import (
 type projections struct {
 	xpu.Heads
 	QKV, QWeight, KWeight, RQ, RK, Cos, Sin, Q, K, V []float32
+	halves                                           []uint16 // QKV of BFloat16, instead of QKV
 	Epsilon, Clip                                    float64
 	Known                                            bool
 	First                                            int
 }
 
 func (t *task) setProjections(p xpu.Projections) {
-	t.projections = projections{Heads: p.Heads(), QKV: p.QKV.Floats(), QWeight: t.weights(0, p.QWeight),
+	qkv, halves := numbers(p.QKV)
+	t.projections = projections{Heads: p.Heads(), QKV: qkv, halves: halves, QWeight: t.weights(0, p.QWeight),
 		KWeight: t.weights(1, p.KWeight),
 		RQ:      p.RQ.Floats(), RK: p.RK.Floats(), Cos: p.Cos.Floats(), Sin: p.Sin.Floats(), Q: p.Q.Floats(),
 		K: p.K.Floats(),
@@ -34,9 +36,11 @@ func (h *Host) SplitHeads(p xpu.Projections) {
 		d, s, width := p.Size, p.Length, p.Width()
 		q, kv := p.Heads.Heads*d, p.KVHeads*d
 		scale := float32(1 / math.Sqrt(float64(d)))
+		buffer := t.host.buffers.Get()
+		defer t.host.buffers.Put(buffer)
 		for i := lo; i < hi; i++ {
+			x := row(p.QKV, p.halves, i, width, buffer)
 			row, pos := i/s, i%s
-			x := p.QKV[i*width:][:width]
 			rq, rk := p.roots(x[:q], p.QWeight, p.RQ, i), p.roots(x[q:q+kv], p.KWeight, p.RK, i)
 			cos, sin := rotation(p, p.First+pos)
 			for a := range p.Heads.Heads {
@@ -120,9 +124,11 @@ func (h *Host) JoinHeads(p xpu.Projections, dqkv, dk, dv, dqWeight, dkWeight xpu
 		weights := len(p.QWeight) + len(p.KWeight)
 		sums := t.partial[part*weights:][:weights]
 		clear(sums)
+		buffer := t.host.buffers.Get()
+		defer t.host.buffers.Put(buffer)
 		for i := lo; i < hi; i++ {
+			x, dx := row(p.QKV, p.halves, i, width, buffer), t.dst[i*width:][:width]
 			row, pos := i/s, i%s
-			x, dx := p.QKV[i*width:][:width], t.dst[i*width:][:width]
 			cos, sin := rotation(p, pos)
 			for a := range p.Heads.Heads {
 				RotateBack(dx[a*d:][:d], dx[a*d:][:d], cos, sin, scale)

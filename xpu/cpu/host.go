@@ -20,12 +20,12 @@ import (
 // It keeps its scratch memory: for each concurrent command with partial sums over tokens, 256 bytes
 // for each column; for an attention, per worker, the scores of 64 queries of one head, 256 bytes
 // for each key (512 for its gradient); for the norm and the update of gradients of BFloat16, per
-// worker, a block in float32.
+// worker, a block in float32; for activations of BFloat16, a row in float32.
 type Host struct {
 	multiplier xpu.Products
 	pool       *pool
 	tasks      freelist.List[task]
-	buffers    freelist.List[[]float32] // of a block at most
+	buffers    freelist.List[[]float32] // of a block or of a row at most
 
 	mu sync.Mutex
 	// number of elements of each tensor of New, by address, which keeps nothing from the garbage

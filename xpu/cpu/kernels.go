@@ -246,24 +246,34 @@ func (s *kernelSet) packB(dst, b []float32, ldb int, trans bool, column0, n, k0,
 	}
 }
 
-// packHalves is packB for a matrix of bfloat16. It converts one panel after another to float32, in
+// packHalves is packB, or else packA, for a matrix of bfloat16. lines means that a line of memory
+// is a row of op(A) or a column of op(B). Panels are converted to float32 one after another, in
 // wide, which has space for the lines of a panel.
-func (s *kernelSet) packHalves(dst []float32, b []uint16, ldb int, trans bool, column0, n, k0, kc int,
+func (s *kernelSet) packHalves(ofB bool, dst []float32, x []uint16, ld int, lines bool, first, n, k0, kc int,
 	edge, wide []float32) {
-	for done := 0; done < n; done += s.nr {
-		columns := min(s.nr, n-done)
-		lines, length, at := kc, columns, k0*ldb+column0+done
-		if trans {
-			lines, length, at = columns, kc, (column0+done)*ldb+k0
+	width := s.mr
+	if ofB {
+		width = s.nr
+	}
+	pack := s
+	if s.round != nil {
+		pack = s.rounded
+	}
+	for done := 0; done < n; done += width {
+		m := min(width, n-done)
+		count, length, at := kc, m, k0*ld+first+done
+		if lines {
+			count, length, at = m, kc, (first+done)*ld+k0
 		}
-		for i := range lines {
-			Widen(wide[i*length:][:length], b[at+i*ldb:][:length])
+		for i := range count {
+			Widen(wide[i*length:][:length], x[at+i*ld:][:length])
 		}
-		pack := s
-		if s.round != nil {
-			pack = s.rounded
+		panel, converted := dst[done*s.elements(kc):], wide[:count*length]
+		if ofB {
+			pack.packB(panel, converted, length, lines, 0, m, 0, kc, edge)
+		} else {
+			pack.packA(panel, converted, length, !lines, 0, m, 0, kc, edge)
 		}
-		pack.packB(dst[done*s.elements(kc):], wide[:lines*length], length, trans, 0, columns, 0, kc, edge)
 	}
 }
 

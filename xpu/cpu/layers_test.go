@@ -31,6 +31,18 @@ func TestDevice(t *testing.T) {
 	}
 }
 
+// TestActivations checks activations of bfloat16 with every kernel set.
+func TestActivations(t *testing.T) {
+	longtest.SkipIfShort(t)
+	for _, set := range allSets() {
+		t.Run(fmt.Sprintf("%s %s", set.name, set.precision), func(t *testing.T) {
+			d := newDevice(set, 2)
+			defer d.Close()
+			devicetest.RunActivations(t, d)
+		})
+	}
+}
+
 // TestThreads: results depend neither on the number of workers nor on what they happen to do.
 func TestThreads(t *testing.T) {
 	for _, precision := range []xpu.Precision{xpu.FP32, xpu.BF16} {

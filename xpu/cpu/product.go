@@ -46,6 +46,7 @@ type product struct {
 type problem struct {
 	m, n, k        int
 	a, b, c        []float32
+	halvesA        []uint16 // op(A) of BFloat16, instead of a
 	halves         []uint16 // op(B) of BFloat16, instead of b
 	rounded        []uint16 // C of BFloat16, instead of c
 	lda, ldb, ldc  int
@@ -73,7 +74,7 @@ type scratch struct {
 	a    [blockPanels * maxMR * depth * blockKBF16]float32
 	b    [maxNR * blockKBF16]float32
 	edge [maxNR * blockKBF16]float32
-	wide [maxNR * blockKBF16]float32 // a panel of op(B) of BFloat16, as float32
+	wide [maxNR * blockKBF16]float32 // a panel of an operand of BFloat16, as float32
 	tile [maxMR * maxNR]float32
 	sums []float32 // for C of BFloat16: the product
 }
@@ -85,8 +86,9 @@ func (d *Device) MatMul(dst, a, b xpu.Tensor, o xpu.MatMulOptions) {
 	ldb, transB, _ := b.Stored()
 	ldc, _, _ := dst.Stored()
 	p := d.product()
-	q := problem{m: dst.Dim(0), n: dst.Dim(1), k: a.Dim(1), a: a.Floats(), lda: lda, ldb: ldb, ldc: ldc,
+	q := problem{m: dst.Dim(0), n: dst.Dim(1), k: a.Dim(1), lda: lda, ldb: ldb, ldc: ldc,
 		transA: transA, transB: transB, add: o.Accumulate}
+	q.setA(a, 0)
 	q.setB(b, 0)
 	q.setC(dst, 0)
 	p.problems = append(p.problems, q)
@@ -104,9 +106,10 @@ func (d *Device) GroupedMatMul(dst, a, b, counts xpu.Tensor, o xpu.MatMulOptions
 	for g, count := range groups {
 		m := int(count)
 		if m > 0 {
-			q := problem{m: m, n: n, k: k, a: a.Floats()[row*k:], c: dst.Floats()[row*n:], lda: k, ldb: ldb, ldc: n,
-				transB: transB, add: o.Accumulate}
+			q := problem{m: m, n: n, k: k, lda: k, ldb: ldb, ldc: n, transB: transB, add: o.Accumulate}
+			q.setA(a, row*k)
 			q.setB(b, g*k*n)
+			q.setC(dst, row*n)
 			p.problems = append(p.problems, q)
 		}
 		row += m
@@ -124,14 +127,24 @@ func (d *Device) GroupedWeightGrad(dst, a, b, counts xpu.Tensor, o xpu.MatMulOpt
 	for g, count := range groups {
 		k := int(count)
 		if k > 0 || !o.Accumulate {
-			q := problem{m: m, n: n, k: k, a: a.Floats()[row*m:], b: b.Floats()[row*n:], lda: m, ldb: n, ldc: n,
-				transA: true, add: o.Accumulate}
+			q := problem{m: m, n: n, k: k, b: b.Floats()[row*n:], lda: m, ldb: n, ldc: n, transA: true,
+				add: o.Accumulate}
+			q.setA(a, row*m)
 			q.setC(dst, g*m*n)
 			p.problems = append(p.problems, q)
 		}
 		row += k
 	}
 	p.run()
+}
+
+// setA sets op(A) to the elements of a from the given one on.
+func (q *problem) setA(a xpu.Tensor, from int) {
+	if a.DType() == xpu.BFloat16 {
+		q.halvesA = a.Halves()[from:]
+	} else {
+		q.a = a.Floats()[from:]
+	}
 }
 
 // setB sets op(B) to the elements of b from the given one on.
@@ -269,10 +282,19 @@ func (p *product) packOne(i int) {
 	p.dev.scratch.Put(work)
 }
 
+// packA packs n rows, from row0, and kc terms, from k0, of op(A).
+func (q *problem) packA(s *kernelSet, dst []float32, row0, n, k0, kc int, work *scratch) {
+	if q.halvesA != nil {
+		s.packHalves(false, dst, q.halvesA, q.lda, !q.transA, row0, n, k0, kc, work.edge[:], work.wide[:])
+	} else {
+		s.packA(dst, q.a, q.lda, q.transA, row0, n, k0, kc, work.edge[:])
+	}
+}
+
 // packB packs n columns, from column0, and kc terms, from k0, of op(B).
 func (q *problem) packB(s *kernelSet, dst []float32, column0, n, k0, kc int, work *scratch) {
 	if q.halves != nil {
-		s.packHalves(dst, q.halves, q.ldb, q.transB, column0, n, k0, kc, work.edge[:], work.wide[:])
+		s.packHalves(true, dst, q.halves, q.ldb, q.transB, column0, n, k0, kc, work.edge[:], work.wide[:])
 	} else {
 		s.packB(dst, q.b, q.ldb, q.transB, column0, n, k0, kc, work.edge[:])
 	}
@@ -307,8 +329,7 @@ func (p *product) computeOne(i int) {
 		to = min(q.k, from+depth*kernels.blockK)
 		for k0 := from; k0 < to; k0 += kernels.blockK {
 			kc := min(kernels.blockK, to-k0)
-			kernels.packA(work.a[padded*kernels.elements(k0-from):], q.a, q.lda, q.transA, t.row, t.rows, k0, kc,
-				work.edge[:])
+			q.packA(kernels, work.a[padded*kernels.elements(k0-from):], t.row, t.rows, k0, kc, work)
 		}
 		for j := t.first; j < t.first+t.panels; j++ {
 			for k0 := from; k0 < to; k0 += kernels.blockK {

@@ -77,6 +77,23 @@ func (t *task) weights(i int, x xpu.Tensor) []float32 {
 	return t.widened[i]
 }
 
+// numbers returns the elements of an operand that may be of BFloat16, as one of its types.
+func numbers(x xpu.Tensor) (floats []float32, halves []uint16) {
+	if x.DType() == xpu.BFloat16 {
+		return nil, x.Halves()
+	}
+	return x.Floats(), nil
+}
+
+// row returns row i of an operand of [numbers]. If it is of BFloat16, it is converted into *buffer.
+func row(floats []float32, halves []uint16, i, width int, buffer *[]float32) []float32 {
+	if halves == nil {
+		return floats[i*width:][:width]
+	}
+	Widen(room(buffer, width), halves[i*width:][:width])
+	return *buffer
+}
+
 // split calls body for the chunks [lo, hi) of n items, in parallel on the workers. part is the
 // chunk's index; there are min(n, parts) chunks, for every number of workers.
 func (t *task) split(n int, body func(t *task, part, lo, hi int)) {
