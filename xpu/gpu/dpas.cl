@@ -57,6 +57,8 @@ inline void load_left(a_block left[2][4], global const uint *a)
 #endif
 }
 
+#define prefetch_panel(x)
+
 inline void load_right(b_block right[4], global const uint *b)
 {
 	for (int row = 0; row < 32; row++)
@@ -124,7 +126,12 @@ inline void load_right(b_block right[4], global const uint *b)
 		right[j] = as_int8(vload8(j, v));
 }
 
+// Starts to load 2 KiB to the first-level cache.
+inline void prefetch_panel(global const uint *x) { intel_sub_group_2d_block_prefetch_32b_32r16x1c((global void *)x, 64, 32, 64, (int2)(0, 0)); }
+
 #else
+
+#define prefetch_panel(x)
 
 // Element i of lane l is p[16·i + l].
 inline void load_left(a_block left[2][4], global const uint *a)

@@ -4,6 +4,7 @@
 // A work-group is 4×4 sub-groups side by side.
 #define SIDE 4
 #define SUBGROUP_COUNT (SIDE * SIDE)
+#define AHEAD 4 // steps from a prefetch to its use
 
 #include "dpas.cl"
 #include "groups.cl"
@@ -103,10 +104,30 @@ kernel void pvc_pack_right(MEMORY(uint, b), MEMORY(const float, x), MEMORY(const
 	store_b(b + (size_t)(column / TILE_COLUMNS) * steps * B_PANEL, step, column % TILE_COLUMNS, v);
 }
 
+// A part of the panels that a work-group reads: where two steps begin that the sub-group prefetches, and the distance to the next two.
+typedef struct { global const uint *at; int pitch; } prefetched;
+
+// Two steps of a work-group have 12 pieces of 2 KiB: one in each of 4 panels of A, two in each of 4 panels of B. The panels of the work-group begin at a and
+// b, and their tiles are `steps` steps apart. Tiles after the last ones are not read.
+inline prefetched part_of(global const uint *a, global const uint *b, const int steps, const int last_row, const int last_column)
+{
+	const int piece = SUBGROUP % (3 * SIDE), column = (piece - SIDE) / 2;
+	prefetched part;
+	if (piece < SIDE) {
+		part.at = a + (size_t)min(piece, last_row) * steps * A_PANEL + AHEAD * A_PANEL;
+		part.pitch = 2 * A_PANEL;
+	} else {
+		part.at = b + (size_t)min(column, last_column) * steps * B_PANEL + (AHEAD + piece % 2) * B_PANEL;
+		part.pitch = 2 * B_PANEL;
+	}
+	return part;
+}
+
 // A tile of rows × columns elements of C, from `steps` steps of the panels of A and B. All loops over blocks are
-// unrolled and their indices are constants: otherwise blocks are kept in memory.
-inline void multiply(global float *c, const size_t ld, global const uint *a, global const uint *b, const int steps, const int rows, const int columns,
-	const int accumulate)
+// unrolled and their indices are constants: otherwise blocks are kept in memory. The sub-group prefetches its part of
+// the work-group's panels.
+inline void multiply(global float *c, const size_t ld, global const uint *a, global const uint *b, prefetched part, const int steps, const int rows,
+	const int columns, const int accumulate)
 {
 	c_block sum[4][4];
 	#pragma unroll
@@ -115,6 +136,9 @@ inline void multiply(global float *c, const size_t ld, global const uint *a, glo
 		for (int j = 0; j < 4; j++)
 			sum[i][j] = zero_block();
 	for (int step = 0; step < steps; step += 2) {
+		if (step + AHEAD < steps)
+			prefetch_panel(part.at);
+		part.at += part.pitch;
 		a_block left[2][4];
 		load_left(left, a);
 		#pragma unroll
@@ -154,7 +178,10 @@ kernel SUBGROUPS void pvc_product(MEMORY(float, c), MEMORY(const uint, a), MEMOR
 		return;
 	a += (size_t)(PANEL(plan, groups)[group] + panel) * steps * A_PANEL;
 	b += ((size_t)group * panels + column) * steps * B_PANEL;
-	multiply(c + (size_t)(first + row) * ld + column * TILE_COLUMNS, ld, a, b, steps, count - row, n - column * TILE_COLUMNS, accumulate);
+	const int down = SUBGROUP / SIDE, across = SUBGROUP % SIDE;
+	const prefetched part = part_of(a - (size_t)down * steps * A_PANEL, b - (size_t)across * steps * B_PANEL, steps,
+		(count - 1) / TILE_ROWS - panel + down, panels - 1 - column + across);
+	multiply(c + (size_t)(first + row) * ld + column * TILE_COLUMNS, ld, a, b, part, steps, count - row, n - column * TILE_COLUMNS, accumulate);
 }
 
 // C = A·B, or += with accumulate, m×n, for each group a sum over its rows: pvc_pack_left by pvc_pack_right, with the
@@ -170,6 +197,9 @@ kernel SUBGROUPS void pvc_weight_grad(MEMORY(float, c), MEMORY(const uint, a), M
 		return;
 	a += ((size_t)panel * steps + begin) * A_PANEL;
 	b += ((size_t)column * steps + begin) * B_PANEL;
-	multiply(c + group * size + (size_t)panel * TILE_ROWS * ld + column * TILE_COLUMNS, ld, a, b, end - begin, m - panel * TILE_ROWS,
+	const int down = SUBGROUP / SIDE, across = SUBGROUP % SIDE;
+	const prefetched part = part_of(a - (size_t)down * steps * A_PANEL, b - (size_t)across * steps * B_PANEL, steps,
+		(m - 1) / TILE_ROWS - panel + down, (n - 1) / TILE_COLUMNS - column + across);
+	multiply(c + group * size + (size_t)panel * TILE_ROWS * ld + column * TILE_COLUMNS, ld, a, b, part, end - begin, m - panel * TILE_ROWS,
 		n - column * TILE_COLUMNS, accumulate);
 }

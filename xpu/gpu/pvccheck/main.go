@@ -137,7 +137,7 @@ func (m matrixKernel) is(k kernel) bool {
 }
 
 // Two steps of a product are 32 dpas, 24 loads of 256 bytes, and the instructions for counters and
-// addresses: 91 instructions. With loads of 2 KiB, in later compilers, there are 68. The loops of
+// addresses: 91 instructions. With loads of 2 KiB, in later compilers, there are 83. The loops of
 // attention also have the exponentials, the rounding of weights, and the instructions of tiles with
 // hidden keys.
 var matrixKernels = []matrixKernel{
