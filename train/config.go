@@ -497,6 +497,7 @@ func (c Config) Validate() error {
 		c.Optimizer.Foreign(),
 		optionalWithin("optimizer.eps", c.Optimizer.Epsilon, 0, finite),
 		optionalWithin("optimizer.weight_decay", c.Optimizer.WeightDecay, 0, finite),
+		oneOf("optimizer.moments", c.Optimizer.Moments, "", xpu.Float32.String(), xpu.BFloat16.String()),
 		oneOf("optimizer.decay", c.Optimizer.Decay, "", string(optimizer.DecayTorch), string(optimizer.DecayOptimus)),
 		above("optimizer.rho", c.Optimizer.Rho),
 		optionalCount("optimizer.hessian_every", c.Optimizer.HessianEvery, 1, maxSteps),
@@ -600,6 +601,10 @@ func (c Config) Validate() error {
 	case rounded && c.Layout.CP > 1:
 		errs = append(errs, strictyaml.Invalid("activations", "is %q, which needs layout.cp: 1; it is %d",
 			c.Activations, c.Layout.CP))
+	}
+	if c.Optimizer.Moments == xpu.BFloat16.String() && c.Device != devices.CPU {
+		errs = append(errs, strictyaml.Invalid("optimizer.moments", "is %q, which needs device: %s; the device is %q",
+			c.Optimizer.Moments, devices.CPU, c.Device))
 	}
 	if c.Layout.UniformRouting && c.Model.Dense() {
 		errs = append(errs, strictyaml.Invalid("layout.uniform_routing",

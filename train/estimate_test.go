@@ -241,7 +241,15 @@ func TestMemoryIsMeasured(t *testing.T) {
 						name = optimizer.ScheduleFreeAdamW
 						more += "schedule: {name: constant}\n"
 					}
-					more += fmt.Sprintf("optimizer: {name: %s}\n", name)
+					moments := ""
+					if name == optimizer.AdamW && k%2 == 0 {
+						moments = ", moments: bf16"
+					}
+					activations := xpu.Float32
+					if l.CP <= 1 && (i+k)%2 == 1 {
+						activations = xpu.BFloat16
+					}
+					more += fmt.Sprintf("optimizer: {name: %s%s}\nactivations: %s\n", name, moments, activations)
 					c := ranksConfig(t, plan, l, more)
 					c.Layout.UniformRouting = true
 					c.Layout.Dispatch = []moe.Dispatch{moe.AllToAll, moe.AllGather}[(i+j+k)%2]
@@ -277,8 +285,9 @@ func measureMemory(t *testing.T, c Config) {
 	for stage := range c.Layout.PP {
 		layout := resolved.estimateLayout(16)
 		want := estimate.StageMemory(c.Model.Config, layout, resolved.estimateTrainer(), stage)
-		name := fmt.Sprintf("layout %s, dispatch %s, recompute %s, precision %s, optimizer %s, stage %d", c.Layout,
-			c.Layout.Dispatch, c.Recompute, c.Precision, c.Optimizer.Name, stage)
+		name := fmt.Sprintf("layout %s, dispatch %s, recompute %s, activations %s, precision %s, optimizer %s, "+
+			"moments %q, stage %d", c.Layout, c.Layout.Dispatch, c.Recompute, c.Activations, c.Precision,
+			c.Optimizer.Name, c.Optimizer.Moments, stage)
 		got := onDevice[stage] / int64(layout.DataRanks())
 		if got > want.OnDevice() || got < want.OnDevice()*95/100 {
 			t.Errorf("%s: %d bytes of the device are allocated, the estimate is %d", name, got, want.OnDevice())

@@ -128,6 +128,47 @@ func TestRunActivations(t *testing.T) {
 	}
 }
 
+// Moments in bfloat16 change the result a little. All schemes leave the same bits. A run resumes
+// with another number of stages without a difference.
+func TestRunMoments(t *testing.T) {
+	t.Parallel()
+	plan := makePlan(t, t.TempDir(), "plan.json", "")
+	run := func(scheme estimate.Scheme, stages int, moments string, o Options) runOutcome {
+		l := LayoutConfig{DP: 2, EP: 2, PP: stages, Optimizer: scheme}
+		c := ranksConfig(t, plan, l, pipelineModel+"steps: 8\nmicro_batch_size: 1\nprecision: bf16_compact\n"+
+			"optimizer: {moments: "+moments+"}\n")
+		return mustRunRanks(t, c, o)
+	}
+	wide := run(estimate.EPSO, 1, "fp32", Options{})
+	want := run(estimate.EPSO, 1, "bf16", Options{})
+	if d := apart(t, wide.lines, want.lines, "loss"); d == 0 || d > 0.01 {
+		t.Errorf("the losses differ by %v from the losses with moments in fp32", d)
+	}
+	for _, scheme := range schemes {
+		sameBits(t, string(scheme), want, run(scheme, 1+len(scheme)%2, "bf16", Options{}))
+	}
+	for part, change := range map[string]func(c *Config){
+		"needs device: cpu":        func(c *Config) { c.Device = "auto" },
+		"with a beta above 0.99":   func(c *Config) { c.Optimizer.Betas = []float64{0.9, 0.999} },
+		"lion has no such setting": func(c *Config) { c.Optimizer.Name = optimizer.Lion },
+	} {
+		c := testConfig(t, plan, "optimizer: {moments: bf16}\n")
+		change(&c)
+		if err := c.Validate(); err == nil || !strings.Contains(err.Error(), "optimizer.moments") ||
+			!strings.Contains(err.Error(), part) {
+			t.Errorf("error %v, want one with %q", err, part)
+		}
+	}
+	c := testConfig(t, plan, "steps: 8\ncheckpoint: {every: 8}\nprecision: bf16_compact\noptimizer: {moments: bf16}\n")
+	single := mustRun(t, c, Options{})
+	c.Output, c.Layout.PP = filepath.Join(t.TempDir(), "run"), 2
+	mustRun(t, c, stopAfter(3))
+	c.Layout.PP = 1
+	if got := mustRun(t, c, Options{}); got.Weights != single.Weights || got.Resumed == "" {
+		t.Errorf("resumed: %+v, want %+v", got, single)
+	}
+}
+
 // I2, I4: in a layout, all schemes and any number of pipeline stages leave the same bits, with
 // gradients sent in either type, or kept in bfloat16.
 func TestMixedLayouts(t *testing.T) {

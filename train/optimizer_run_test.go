@@ -191,7 +191,7 @@ func TestOptimizerFields(t *testing.T) {
 				}
 			}
 			want := []string{"optimizer.betas", "optimizer.clip", "optimizer.clip_after_warmup", "optimizer.decay",
-				"optimizer.eps", "optimizer.name", "optimizer.weight_decay",
+				"optimizer.eps", "optimizer.moments", "optimizer.name", "optimizer.weight_decay",
 				"schedule.decay_steps", "schedule.learning_rate", "schedule.min_learning_rate", "schedule.name",
 				"schedule.warmup_from", "schedule.warmup_steps"}
 			if !slices.Equal(fields, want) {

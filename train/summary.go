@@ -176,11 +176,13 @@ func (c Config) estimateTrainer() estimate.Trainer {
 		threads = runtime.GOMAXPROCS(0)
 	}
 	tensors, _ := name.State("", nil)
+	bytes := c.Optimizer.MomentBytes()
+	t.MomentBytes = bytes
 	t.Averages = name.Averages()
-	t.Whole, t.State, t.Scratch = name.NeedsWholeTensors(), 4*tensors, name.ScratchBytes(c.Model.Config, threads)
-	t.TensorState = func(tensor string, shape []int) (bytes int, onHost bool) {
+	t.Whole, t.State, t.Scratch = name.NeedsWholeTensors(), bytes*tensors, name.ScratchBytes(c.Model.Config, threads)
+	t.TensorState = func(tensor string, shape []int) (perWeight int, onHost bool) {
 		tensors, onHost := name.State(tensor, shape)
-		return 4 * tensors, onHost
+		return bytes * tensors, onHost
 	}
 	if c.Precision.Weights() == xpu.BFloat16 {
 		t = t.Mixed(c.Precision, c.Layout.sent())

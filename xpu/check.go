@@ -354,9 +354,9 @@ func CheckUpdate(u Update, stretches []Moments, before, change []float64) (block
 			grad = Float32
 		}
 		check(name, "Grad", s.Grad, grad, shape...)
-		check(name, "M", s.M, Float32, shape...)
+		check(name, "M", s.M, number(s.M), shape...)
 		if u.States > 1 {
-			check(name, "V", s.V, Float32, shape...)
+			check(name, "V", s.V, number(s.V), shape...)
 		}
 		blocks += (s.Weight.Elements() + BlockSize - 1) / BlockSize
 	}

@@ -21,7 +21,9 @@ type Update struct {
 const UpdateConstants = 10
 
 // Moments are a range of weights with its gradients and optimizer state, all of the same length. V
-// is absent if the rule has one state tensor.
+// is absent if the rule has one state tensor. On processors, M and V may be BFloat16: the update is
+// computed in float32, the weights change by the unrounded new state, and the state is then rounded
+// once.
 type Moments struct{ Weight, Grad, M, V Tensor }
 
 // AdamW is a step of AdamW. With t = Step from 1, m̂ = m/(1-β₁ᵗ) and v̂ = v/(1-β₂ᵗ):

@@ -14,7 +14,7 @@ import (
 // before has the former values of fields that older checkpoints do not contain, as JSON text.
 var before = map[string]string{"spikes.action": `"none"`, "spikes.sigma": "6", "spikes.window": "128",
 	"spikes.skip_steps": "100", "layout.uniform_routing": "false", "attention": `"window"`,
-	"layout.gradients": `"fp32"`, "activations": `"fp32"`}
+	"layout.gradients": `"fp32"`, "activations": `"fp32"`, "optimizer.moments": `"fp32"`}
 
 // ofDecay lists the fields of a schedule that may change when a run resumes, if the learning rates
 // of the completed steps stay the same; see [optimizer.Schedule.Agrees].

@@ -156,6 +156,7 @@ type Trainer struct {
 	Gradients   int    `json:"gradient_bytes"`   // of a gradient, sent, and stored unless Accumulated is set
 	Accumulated int    `json:"-"`                // of a gradient, stored; 0 means Gradients
 	State       int    `json:"state_bytes"`      // of the optimizer state, per weight that a rank owns
+	MomentBytes int    `json:"-"`                // of an element of TensorState; 0 means 4
 	Master      bool   `json:"master"`           // the state has a float32 copy of the weight
 	Activations int    `json:"activation_bytes"` // of an element of a hidden state, stored or sent
 	Whole       bool   `json:"-"`                // one rank updates the whole tensor: Muon, LAMB

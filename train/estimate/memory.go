@@ -131,6 +131,9 @@ func savedBytes(c moe.Config, t Trainer) (bytes int64) {
 		perWeight := 4 + t.State
 		if t.TensorState != nil {
 			state, _ := t.TensorState(tensor.Name, tensor.Shape)
+			if t.MomentBytes > 0 {
+				state = state / t.MomentBytes * 4
+			}
 			perWeight = 4 + state
 			if t.Master || t.Averages {
 				perWeight += masterBytes

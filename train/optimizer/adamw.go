@@ -3,6 +3,7 @@ package optimizer
 import (
 	"context"
 
+	"mula/internal/strictyaml"
 	"mula/xpu"
 )
 
@@ -12,10 +13,31 @@ const AdamW Name = "adamw"
 var _ = register(AdamW, spec{
 	// the published runs have these betas
 	defaults: Config{Betas: []float64{0.9, 0.95}, Epsilon: new(1e-8), WeightDecay: new(0.1),
-		Decay: DecayTorch},
+		Decay: DecayTorch, Moments: xpu.Float32.String()},
+	check: checkMoments,
 	state: func(string, []int) []string { return []string{"exp_avg", "exp_avg_sq"} },
 	rule:  func(config Config, _ int64, _ *Optimizer) (rule, error) { return newAdamW(config), nil },
 })
+
+// mostBeta is the largest β with moments of bfloat16. A number of 8 significant bits changes only
+// by more than half a unit in its last place, which is up to 2⁻⁸ of it. Without gradients a moment
+// shrinks by 1−β of it in an update, so with a β above 1−2⁻⁹ it would never become smaller.
+const mostBeta = 0.99
+
+// checkMoments finds settings with which moments of bfloat16 do not follow the gradients.
+func checkMoments(c Config, _ ScheduleConfig) []error {
+	if c.moments() == xpu.Float32 {
+		return nil
+	}
+	for _, beta := range c.Betas {
+		if beta > mostBeta {
+			return []error{strictyaml.Invalid("optimizer.moments", "is %q, but optimizer.betas is %s; a moment of 8 "+
+				"significant bits does not follow its gradients with a beta above %g; lower the betas, or use %s",
+				c.Moments, ListText(c.Betas), mostBeta, xpu.Float32)}
+		}
+	}
+	return nil
+}
 
 // adamW is [AdamW]. It runs on the device: see [xpu.AdamW].
 //

@@ -9,6 +9,7 @@ import (
 
 	"mula/internal/strictyaml"
 	"mula/moe"
+	"mula/xpu"
 )
 
 // Config describes the optimizer. An unset field gets the optimizer's default when the run
@@ -20,6 +21,7 @@ type Config struct {
 	// for all parameters without a group, including norms and embeddings
 	WeightDecay *float64  `yaml:"weight_decay,omitempty"`
 	Decay       DecayForm `yaml:"decay,omitempty"`
+	Moments     string    `yaml:"moments,omitempty"` // type of the moments in memory: fp32 or bf16
 
 	// Of SophiaG.
 	Rho          *float64 `yaml:"rho,omitempty"`
@@ -227,6 +229,17 @@ func (c Config) Check(schedule ScheduleConfig) []error {
 	}
 	return nil
 }
+
+// moments returns the type of the moments in memory.
+func (c Config) moments() xpu.DType {
+	if c.Moments == xpu.BFloat16.String() {
+		return xpu.BFloat16
+	}
+	return xpu.Float32
+}
+
+// MomentBytes returns the bytes of an element of the optimizer's state in memory.
+func (c Config) MomentBytes() int { return c.moments().Bytes() }
 
 // NeedsWholeTensors reports whether an update needs complete tensors, which ranks cannot divide.
 func (n Name) NeedsWholeTensors() bool { return specs[n].whole }

@@ -105,3 +105,50 @@ func TestMastersMove(t *testing.T) {
 		t.Errorf("after 100 updates of 1e-4 a weight is %v", got[0])
 	}
 }
+
+// Without gradients, moments of bfloat16 become smaller with the largest beta that is allowed, but
+// not with 0.999, which is refused.
+func TestRoundedMomentsShrink(t *testing.T) {
+	shrunk := func(beta float64) (m, v float32) {
+		d := device(t, 1)
+		one := []float32{1.75} // a unit in its last place is the smallest part of a number near 2
+		tensors := [4]xpu.Tensor{}
+		for i := range tensors {
+			var err error
+			if tensors[i], err = d.New([]xpu.DType{xpu.Float32, xpu.BFloat16}[i/2], 1); err != nil {
+				t.Fatal(err)
+			}
+			d.Write(tensors[i], one)
+		}
+		d.Zero(tensors[1])
+		for step := range 2000 {
+			d.Update(xpu.AdamW{LearningRate: 1e-3, Beta1: beta, Beta2: beta, Epsilon: 1e-8, Step: int64(step + 1),
+				GradScale: 1}.Update(), []xpu.Moments{{Weight: tensors[0], Grad: tensors[1], M: tensors[2],
+				V: tensors[3]}}, nil, nil)
+		}
+		var got [2][1]float32
+		for i := range got {
+			if err := d.Read(t.Context(), got[i][:], tensors[2+i]); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return got[0][0], got[1][0]
+	}
+	if m, v := shrunk(mostBeta); m > 1e-3 || v > 1e-3 {
+		t.Errorf("with beta %v, moments of 1.75 are %v and %v after 2,000 updates", mostBeta, m, v)
+	}
+	if m, v := shrunk(0.999); m != 1.75 || v != 1.75 {
+		t.Errorf("with beta 0.999, moments of 1.75 became %v and %v; it need not be refused", m, v)
+	}
+	for _, test := range []struct {
+		betas   []float64
+		moments string
+		refused bool
+	}{{[]float64{0.9, 0.999}, "fp32", false}, {[]float64{0.9, 0.999}, "bf16", true},
+		{[]float64{0.9, 0.95}, "bf16", false}, {[]float64{0.995, 0.95}, "bf16", true}} {
+		c := Config{Name: AdamW, Betas: test.betas, Moments: test.moments}
+		if errs := c.Check(ScheduleConfig{}); (len(errs) > 0) != test.refused {
+			t.Errorf("betas %v with moments in %s: %v", test.betas, test.moments, errs)
+		}
+	}
+}

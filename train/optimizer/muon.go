@@ -134,9 +134,9 @@ func newMuonScratch(o *Optimizer, matrices []int) (*muonScratch, error) {
 	}
 	s := new(muonScratch)
 	var errs [3]error
-	s.x, errs[0] = o.newTensor(elements)
-	s.a, errs[1] = o.newTensor(side * side)
-	s.b, errs[2] = o.newTensor(side * side)
+	s.x, errs[0] = o.newTensor(xpu.Float32, elements)
+	s.a, errs[1] = o.newTensor(xpu.Float32, side*side)
+	s.b, errs[2] = o.newTensor(xpu.Float32, side*side)
 	s.beginOne, s.polynomialOne = s.beginPiece, s.polynomialPiece
 	return s, errors.Join(errs[:]...)
 }

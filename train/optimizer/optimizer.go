@@ -115,7 +115,8 @@ type ratio struct{ update, weight float64 }
 type spec struct {
 	defaults Config // the fields that the optimizer uses, with the defaults of the reference implementation
 
-	// state names the state tensors of a parameter, float32, as the reference implementation does.
+	// state names the state tensors of a parameter as the reference implementation does. They are
+	// float32, or with [Config.Moments] bfloat16.
 	state func(name string, shape []int) []string
 
 	// onHost reports whether the host updates a parameter, and has its state; nil: it updates none.
@@ -224,7 +225,7 @@ func newOptimizer(config Config, targets int64, device xpu.Device, parameters []
 	var err error
 	o.rule, err = o.spec.rule(config, targets, o)
 	if err == nil {
-		err = o.makeState(stateChunk)
+		err = o.makeState(stateChunk, config.moments())
 	}
 	if err != nil {
 		o.Free()
@@ -245,54 +246,58 @@ func (o *Optimizer) divide(config Config) {
 }
 
 // makeState allocates the state of all parameters and decides which of them the device updates.
-// It also allocates the masters of bfloat16 weights. Memory is allocated in chunks of at most most
-// elements; a larger parameter has its own chunk.
-func (o *Optimizer) makeState(most int) error {
+// It also allocates the masters of bfloat16 weights. moments is the type of state on the device.
+// Memory is allocated in chunks of at most most elements; a larger parameter has its own chunk.
+func (o *Optimizer) makeState(most int, moments xpu.DType) error {
 	// elements of each state tensor of a parameter on the device, aligned to cache lines
 	each := func(i int) int {
 		low, high, _ := o.Owned(i)
 		return (high - low + 15) &^ 15
 	}
-	room := func(i int) int {
+	room := func(i int, dtype xpu.DType) int {
 		p, tensors := o.parameters[i], 0
-		if o.updatedOnDevice(p) {
+		if dtype == moments && o.updatedOnDevice(p) {
 			tensors = len(o.spec.state(p.Name, p.Shape))
 		}
-		if hasMaster(p) {
+		if dtype == xpu.Float32 && hasMaster(p) {
 			tensors++
 		}
 		return tensors * each(i)
 	}
 	updates := make([]deviceUpdate, len(o.settings))
-	chunk := xpu.Of(nil, 0) // device memory for the next parameters
+	// device memory for the next parameters
+	chunks := map[xpu.DType]xpu.Tensor{xpu.Float32: xpu.Of(nil, 0), xpu.BFloat16: xpu.OfHalves(nil, 0)}
 	o.host = make([]hostValues, len(o.parameters))
 	for i, p := range o.parameters {
 		low, high, _ := o.Owned(i)
-		onDevice, own := o.updatedOnDevice(p), room(i)
-		if own > 0 && chunk.Elements() == 0 {
-			n := own
-			for next := i + 1; next < len(o.parameters) && n+room(next) <= most; next++ {
-				n += room(next)
+		onDevice := o.updatedOnDevice(p)
+		for _, dtype := range []xpu.DType{xpu.Float32, xpu.BFloat16} {
+			n := room(i, dtype)
+			if n == 0 || chunks[dtype].Elements() > 0 {
+				continue
+			}
+			for next := i + 1; next < len(o.parameters) && n+room(next, dtype) <= most; next++ {
+				n += room(next, dtype)
 			}
 			var err error
-			if chunk, err = o.newTensor(n); err != nil {
+			if chunks[dtype], err = o.newTensor(dtype, n); err != nil {
 				return err
 			}
 		}
-		next := func() xpu.Tensor {
-			t := chunk.Rows(0, high-low)
-			chunk = chunk.Rows(each(i), chunk.Elements())
-			return t
+		next := func(dtype xpu.DType) xpu.Tensor {
+			chunk := chunks[dtype]
+			chunks[dtype] = chunk.Rows(each(i), chunk.Elements())
+			return chunk.Rows(0, high-low)
 		}
 		weight, grad := o.model(i), p.Grad.Flat().Rows(low, high)
 		if hasMaster(p) {
-			weight = next()
+			weight = next(xpu.Float32)
 		}
 		o.weights = append(o.weights, weight)
 		var tensors []StateTensor
 		for _, name := range o.spec.state(p.Name, p.Shape) {
 			if onDevice {
-				tensors = append(tensors, StateTensor{name, next()})
+				tensors = append(tensors, StateTensor{name, next(moments)})
 			} else {
 				tensors = append(tensors, StateTensor{name, xpu.Of(make([]float32, high-low), high-low)})
 			}
@@ -365,8 +370,8 @@ func (o *Optimizer) updatedOnDevice(p *moe.Parameter) bool {
 }
 
 // newTensor allocates device memory for the life of the optimizer.
-func (o *Optimizer) newTensor(n int) (xpu.Tensor, error) {
-	x, err := o.device.New(xpu.Float32, n)
+func (o *Optimizer) newTensor(dtype xpu.DType, n int) (xpu.Tensor, error) {
+	x, err := o.device.New(dtype, n)
 	if err == nil {
 		o.memory = append(o.memory, x)
 	}

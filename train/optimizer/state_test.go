@@ -12,19 +12,26 @@ import (
 
 // The moments of all parameters lie beside each other in memory of the device, however it is cut.
 func TestStateApart(t *testing.T) {
-	for _, most := range []int{0, 1, 1000, 100_000, stateChunk} {
+	for i, most := range []int{0, 1, 1000, 100_000, stateChunk, 1, 1000, stateChunk} {
+		dtype := xpu.Float32
+		if i > 4 {
+			dtype = xpu.BFloat16
+		}
 		d := discrete.New(device(t, 1))
 		o := &Optimizer{device: d, parameters: optimizertest.Parameters(1)}
 		o.sharding = newSingleSharding(d, o.parameters)
 		o.spec, o.rule = specs[AdamW], newAdamW(defaultOptimizer(AdamW))
 		o.divide(defaultOptimizer(AdamW))
-		if err := o.makeState(most); err != nil {
+		if err := o.makeState(most, dtype); err != nil {
 			t.Fatal(err)
 		}
 		var all []xpu.Tensor
 		for i, p := range o.parameters {
 			for k := range 2 {
 				all = append(all, o.state[i][k].Values)
+				if got := o.state[i][k].Values.DType(); got != dtype {
+					t.Errorf("moments of %s, want %s", got, dtype)
+				}
 				if moments, weights := o.state[i][k].Values.Elements(), p.Weight.Elements(); moments != weights {
 					t.Errorf("most %d: %d moments of %d weights", most, moments, weights)
 				}

@@ -10,6 +10,7 @@ const measureSize = 1 << 12
 type moments struct {
 	Weight, Grad, M, V []float32
 	halves             []uint16 // bits of a gradient of BFloat16, instead of Grad
+	halvesM, halvesV   []uint16 // bits of moments of BFloat16, instead of M and V
 }
 
 // A block is a range of elements of a stretch.
@@ -82,7 +83,10 @@ func (h *Host) Update(u xpu.Update, stretches []xpu.Moments, before, change []fl
 	defer t.end()
 	t.blocks = t.blocks[:0]
 	for _, s := range stretches {
-		t.addStretch(moments{Weight: s.Weight.Floats(), M: s.M.Floats(), V: s.V.Floats()}, s.Grad)
+		m := moments{Weight: s.Weight.Floats()}
+		m.M, m.halvesM = numbers(s.M)
+		m.V, m.halvesV = numbers(s.V)
+		t.addStretch(m, s.Grad)
 	}
 	t.cut(n, n, func(t *task, i, _, _ int) {
 		b := t.blocks[i]
@@ -112,12 +116,42 @@ func (h *Host) Update(u xpu.Update, stretches []xpu.Moments, before, change []fl
 
 // updateRange updates the elements from begin on with their gradients.
 func updateRange(u *xpu.Update, s *moments, begin int, grad []float32) {
-	end, v := begin+len(grad), s.V
-	if len(v) > 0 {
-		v = v[begin:end]
+	end := begin + len(grad)
+	if s.halvesM == nil && s.halvesV == nil {
+		v := s.V
+		if len(v) > 0 {
+			v = v[begin:end]
+		}
+		update(u, s.Weight[begin:end], grad, s.M[begin:end], v)
+	} else {
+		var buffers [2][measureSize]float32
+		for at := begin; at < end; at += measureSize {
+			n := min(measureSize, end-at)
+			m := widenMoments(buffers[0][:n], s.M, s.halvesM, at)
+			v := widenMoments(buffers[1][:n], s.V, s.halvesV, at)
+			update(u, s.Weight[at:at+n], grad[at-begin:][:n], m, v)
+			if s.halvesM != nil {
+				BF16(s.halvesM[at:at+n], m)
+			}
+			if s.halvesV != nil {
+				BF16(s.halvesV[at:at+n], v)
+			}
+		}
 	}
-	update(u, s.Weight[begin:end], grad, s.M[begin:end], v)
 	if u.Keep != 1 {
 		Scale(s.Weight[begin:end], u.Keep)
 	}
+}
+
+// widenMoments returns as many moments as the buffer has elements, from the given one on, or nil if
+// there are none. Moments of BFloat16 are converted into the buffer.
+func widenMoments(buffer, floats []float32, halves []uint16, from int) []float32 {
+	switch {
+	case halves != nil:
+		Widen(buffer, halves[from:][:len(buffer)])
+		return buffer
+	case len(floats) > 0:
+		return floats[from:][:len(buffer)]
+	}
+	return nil
 }

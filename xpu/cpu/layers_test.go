@@ -31,14 +31,14 @@ func TestDevice(t *testing.T) {
 	}
 }
 
-// TestActivations checks activations of bfloat16 with every kernel set.
-func TestActivations(t *testing.T) {
+// TestHalves checks activations and moments of bfloat16 with every kernel set.
+func TestHalves(t *testing.T) {
 	longtest.SkipIfShort(t)
 	for _, set := range allSets() {
 		t.Run(fmt.Sprintf("%s %s", set.name, set.precision), func(t *testing.T) {
 			d := newDevice(set, 2)
 			defer d.Close()
-			devicetest.RunActivations(t, d)
+			devicetest.RunHalves(t, d)
 		})
 	}
 }

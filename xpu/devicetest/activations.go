@@ -10,9 +10,9 @@ import (
 	"mula/xpu"
 )
 
-// RunActivations checks the commands of processors on activations of bf16: each must compute what
-// it computes for the same numbers in float32, with results rounded once.
-func RunActivations(t *testing.T, d xpu.Device) {
+// RunHalves checks the commands of processors on activations and moments of bf16: each must compute
+// what it computes for the same numbers in float32, with results rounded once.
+func RunHalves(t *testing.T, d xpu.Device) {
 	t.Run("products", func(t *testing.T) {
 		rapid.Check(t, func(t *rapid.T) { halfLeftOperands(t, d) })
 	})
@@ -21,6 +21,9 @@ func RunActivations(t *testing.T, d xpu.Device) {
 	})
 	t.Run("attention", func(t *testing.T) {
 		rapid.Check(t, func(t *rapid.T) { halfAttention(t, d) })
+	})
+	t.Run("moments", func(t *testing.T) {
+		rapid.Check(t, func(t *rapid.T) { halfMoments(t, d) })
 	})
 }
 
@@ -175,4 +178,42 @@ func halfAttention(t *rapid.T, d xpu.Device) {
 	y.same("AttendGrad", gradients)
 	y.same("AttendGrad, dk", dkeys)
 	y.same("AttendGrad, dv", dvalues)
+}
+
+// halfMoments updates weights with a state of bf16.
+func halfMoments(t *rapid.T, d xpu.Device) {
+	y := newTyped(t, d, 7)
+	n := rapid.IntRange(1, 10_000).Draw(t, "n")
+	c := rapid.SampledFrom(UpdateCases).Draw(t, "update")
+	u := c.Update
+	m, v := y.both(n), y.both(n)
+	squares := read(t, d, v[0])
+	for i, x := range squares {
+		squares[i] = roundBF16(x * x)
+	}
+	d.Write(v[0], squares)
+	d.Write(v[1], squares)
+	if rapid.Bool().Draw(t, "second in float32") {
+		v[1] = upload(t, d, squares)
+	}
+	grad, start := random(y.r, n), random(y.r, n)
+	var weights [2]xpu.Tensor
+	var sums [2][2]float64
+	for kind := range weights {
+		weights[kind] = upload(t, d, start)
+		s := xpu.Moments{Weight: weights[kind], Grad: upload(t, d, grad), M: m[kind]}
+		if u.States > 1 {
+			s.V = v[kind]
+		}
+		d.Update(u, []xpu.Moments{s}, sums[kind][:1], sums[kind][1:])
+		if err := d.Wait(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	y.same(u.Rule+", weights", weights)
+	y.same(u.Rule+", first state", m)
+	y.same(u.Rule+", second state", v)
+	if sums[0] != sums[1] {
+		t.Errorf("%s: sums %v, in float32 %v", u.Rule, sums[1], sums[0])
+	}
 }
