@@ -107,7 +107,7 @@ kernel void pvc_pack_right(MEMORY(uint, b), MEMORY(const float, x), MEMORY(const
 // A part of the panels that a work-group reads: where two steps begin that the sub-group prefetches, and the distance to the next two.
 typedef struct { global const uint *at; int pitch; } prefetched;
 
-// Two steps of a work-group have 12 pieces of 2 KiB: one in each of 4 panels of A, two in each of 4 panels of B. The panels of the work-group begin at a and
+// Two steps of a work-group have 12 pieces of 2 KiB: one in each of 4 panels of A, two in each of 4 panels of B. The panels of the work-group start at a and
 // b, and their tiles are `steps` steps apart. Tiles after the last ones are not read.
 inline prefetched part_of(global const uint *a, global const uint *b, const int steps, const int last_row, const int last_column)
 {
