@@ -120,8 +120,13 @@ def random_config(r, families):
                 | r.choice([{}, {"beta_fast": 8.0, "beta_slow": 2.0}, {"attention_factor": 1.25}]),
             ]
         )
+    if family == "olmo3":
+        theta = r.choice([theta, 500000.0]) if FUSED else 500000.0  # transformers 5 ignores rope_theta in windows
     if FUSED:
         config["rope_parameters"] = scaling | {"rope_theta": theta}
+        if family == "olmo3":
+            windows = {"rope_type": "default", "rope_theta": theta}
+            config["rope_parameters"] = {"full_attention": config["rope_parameters"], "sliding_attention": windows}
     else:
         config |= {"rope_theta": theta, "rope_scaling": None if scaling["rope_type"] == "default" else scaling}
     if family in ("olmo", "olmoe"):
@@ -130,8 +135,14 @@ def random_config(r, families):
         config["rms_norm_eps"] = r.choice([1e-6, 1e-5, 1e-3])
     if family not in ("olmo", "olmoe"):
         config["head_dim"] = r.choice([head, 4, 12, 32])
-    if family == "mistral":
-        config["sliding_window"] = None
+    if family in ("mistral", "mixtral"):
+        config["sliding_window"] = r.choice([None, 3, 8])
+    if family in ("qwen2", "qwen3", "qwen3_moe"):
+        config |= {"use_sliding_window": r.random() < 0.5, "sliding_window": r.choice([3, 8])}
+    if family in ("qwen2", "qwen3"):
+        config["max_window_layers"] = r.choice([0, 1, 28])
+    if family == "olmo3":
+        config |= {"sliding_window": r.choice([2, 5, 16]), "num_hidden_layers": r.choice([1, 2, 4, 5])}
     if family == "qwen3_moe":
         config["moe_intermediate_size"] = r.choice([5, 8, 24])
     if family in ("olmoe", "qwen3_moe", "flex_olmo"):
@@ -452,7 +463,7 @@ def main():
     ap.add_argument("--count", type=int, default=24, help="random models")
     ap.add_argument("--seed", type=int, default=1)
     families = ["olmoe", "olmoe", "olmo", "olmo2", "llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "qwen3_moe"]
-    families += ["mixtral", "flex_olmo"]
+    families += ["mixtral", "flex_olmo", "olmo3"]
     ap.add_argument("--families", nargs="+", default=families, help="one is drawn per model")
     args = ap.parse_args()
     torch.set_num_threads(1)

@@ -15,20 +15,35 @@ type kvTarget struct {
 // firstKeys are the first keys that the queries of a pass attend to.
 type firstKeys struct {
 	documents xpu.Tensor // [rows, S] Batch.Begin; absent if attention is not restricted to documents
+	windows   xpu.Tensor // [rows, S] the same in layers with a window; absent without windows
 }
 
 // cut allocates the buffers of a pass from a.
-func (k *firstKeys) cut(p passShape, a *arena) {
+func (k *firstKeys) cut(c Config, p passShape, a *arena) {
 	*k = firstKeys{}
 	if p.documents {
 		k.documents = a.i32(p.rows, p.s*p.ranks)
 	}
+	if c.SlidingWindow > 0 {
+		k.windows = a.i32(p.rows, p.s*p.ranks)
+	}
 }
 
-// write fills the buffers for a batch.
-func (k *firstKeys) write(dev xpu.Device, batch Batch) {
-	if k.documents.Present() {
-		dev.WriteInts(k.documents, batch.Begin)
+// writeFirstKeys fills the buffers of the current flight, whose tokens start at position first.
+func (m *Model) writeFirstKeys(first int) {
+	w := &m.ws
+	if w.keys.documents.Present() {
+		m.dev.WriteInts(w.keys.documents, w.batch.Begin)
+	}
+	if w.keys.windows.Present() {
+		begins := room(&w.ints, w.keys.windows.Elements())
+		for i := range begins {
+			begins[i] = int32(max(0, first+i%w.keys.windows.Dim(1)-m.cfg.SlidingWindow+1))
+			if w.shape.documents {
+				begins[i] = max(begins[i], w.batch.Begin[i])
+			}
+		}
+		m.dev.WriteInts(w.keys.windows, begins)
 	}
 }
 
@@ -38,7 +53,8 @@ func (w *workspace) ownKeys() kvTarget { return kvTarget{k: w.k, v: w.v} }
 // projections returns a layer's q, k and v projections with the heads computed from them. known
 // means that RQ and RK were computed before and are read, not written.
 func (m *Model) projections(l *layer, st *saved, to kvTarget, known bool) xpu.Projections {
-	cos, sin := m.rope.cos, m.rope.sin
+	rope := m.rotations(l)
+	cos, sin := rope.cos, rope.sin
 	if rank, ranks := m.parallel.sequenceRanks(); ranks > 1 {
 		first := rank * m.ws.shape.s // this rank's first position
 		cos, sin = cos.Rows(first, cos.Dim(0)), sin.Rows(first, sin.Dim(0))
@@ -48,13 +64,16 @@ func (m *Model) projections(l *layer, st *saved, to kvTarget, known bool) xpu.Pr
 }
 
 // attention returns the attention operands of a layer.
-func (m *Model) attention(st *saved, to kvTarget) xpu.Attention {
+func (m *Model) attention(l *layer, st *saved, to kvTarget) xpu.Attention {
+	begin := m.ws.keys.documents
+	if l.window > 0 {
+		begin = m.ws.keys.windows
+	}
 	if m.ws.shape.ranks > 1 {
 		w := &m.ws.heads
-		return xpu.Attention{Q: w.q, K: w.k, V: w.v, Begin: m.ws.keys.documents, Context: st.wholeCtx, LSE: st.lse}
+		return xpu.Attention{Q: w.q, K: w.k, V: w.v, Begin: begin, Context: st.wholeCtx, LSE: st.lse}
 	}
-	return xpu.Attention{Q: m.ws.q, K: to.k, V: to.v, First: to.first, Begin: m.ws.keys.documents, Context: st.ctx,
-		LSE: st.lse}
+	return xpu.Attention{Q: m.ws.q, K: to.k, V: to.v, First: to.first, Begin: begin, Context: st.ctx, LSE: st.lse}
 }
 
 // accumulate adds a product to its result.
@@ -74,7 +93,7 @@ func (m *Model) attend(ctx context.Context, l *layer, st *saved, to kvTarget) er
 			return err
 		}
 	}
-	m.dev.Attend(m.attention(st, to))
+	m.dev.Attend(m.attention(l, st, to))
 	if w.shape.ranks > 1 {
 		if err := m.exchangeHeads(ctx, false, m.ofQueries(st.ctx, st.wholeCtx)); err != nil {
 			return err
@@ -107,11 +126,11 @@ func (m *Model) attendGrad(ctx context.Context, l *layer, st *saved, fresh bool)
 		m.dev.SplitHeads(p)
 	}
 	if w.shape.ranks > 1 {
-		if err := m.attendWholeGrad(ctx, st, fresh); err != nil {
+		if err := m.attendWholeGrad(ctx, l, st, fresh); err != nil {
 			return err
 		}
 	} else {
-		m.dev.AttendGrad(m.attention(st, w.ownKeys()), w.dctx, w.dqkv, w.dk, w.dv)
+		m.dev.AttendGrad(m.attention(l, st, w.ownKeys()), w.dctx, w.dqkv, w.dk, w.dv)
 	}
 	m.dev.JoinHeads(p, w.dqkv, w.dk, w.dv, l.qNorm.g, l.kNorm.g)
 

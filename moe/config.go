@@ -13,6 +13,7 @@ const (
 	OLMoE   Architecture = "olmoe"   // mixture of experts, RMSNorm, q/k norm
 	OLMo    Architecture = "olmo"    // dense, LayerNorm without weights
 	OLMo2   Architecture = "olmo2"   // dense, RMSNorm after attention and feed-forward, q/k norm
+	OLMo3   Architecture = "olmo3"   // OLMo2 with sliding windows
 	Llama   Architecture = "llama"   // dense, RMSNorm
 	Mistral Architecture = "mistral" // dense, RMSNorm
 	Qwen2   Architecture = "qwen2"   // dense, RMSNorm, biases of q, k and v
@@ -45,9 +46,13 @@ type Config struct {
 	MaxPositions    int         `yaml:"max_position_embeddings"`
 	RopeTheta       float64     `yaml:"rope_theta"`
 	RopeScaling     RopeScaling `yaml:"rope_scaling,omitempty"` // not for [OLMoE], [OLMo] and [OLMo2]
-	NormEps         float64     `yaml:"rms_norm_eps"`           // fixed at 1e-5 for [OLMo]
-	ClipQKV         float64     `yaml:"clip_qkv"`               // q, k and v are clipped to ±ClipQKV; 0 = not clipped
-	TieEmbeddings   bool        `yaml:"tie_word_embeddings"`
+	// 0: no windows; otherwise a query attends to this number of positions, its own included, in
+	// the layers that the family's windowKind names
+	SlidingWindow   int     `yaml:"sliding_window,omitempty"`
+	MaxWindowLayers int     `yaml:"max_window_layers,omitempty"` // [Qwen2], [Qwen3]: the first layers have no window
+	NormEps         float64 `yaml:"rms_norm_eps"`                // fixed at 1e-5 for [OLMo]
+	ClipQKV         float64 `yaml:"clip_qkv"`                    // q, k and v are clipped to ±ClipQKV; 0 = not clipped
+	TieEmbeddings   bool    `yaml:"tie_word_embeddings"`
 
 	// PadTokenID is padding_idx of PyTorch's Embedding: its embedding is initialized to zero and
 	// gets no gradient.
@@ -167,6 +172,9 @@ func (c Config) Validate() error {
 			"original_max_position_embeddings %d, which transformers 4 uses instead of it", r.Factor, c.MaxPositions,
 			r.OriginalMaxPositions)
 	}
+	if err := c.validateWindows(bad); err != nil {
+		return err
+	}
 	if !(c.InitStd >= 0) || math.IsInf(c.InitStd, 0) {
 		return bad("initializer_range", "is %g; it must not be negative", c.InitStd)
 	}
@@ -251,6 +259,8 @@ func (s stage) parameters(c Config, experts int) int64 {
 // without router, norms and the embedding look-up. Optimus counts in the same way:
 //
 //	L·(12·H·A·D + 12·H·G·D + 12·S·A·D + 18·K·H·I) + 6·V·H
+//
+// In layers with a smaller window, S is the window.
 func (c Config) FLOPsPerToken(sequenceLength int) float64 {
 	h, q, kv, ffn := float64(c.HiddenSize), float64(c.QueryWidth()), float64(c.KVWidth()), float64(c.IntermediateSize)
 	k := 1.0
@@ -258,5 +268,11 @@ func (c Config) FLOPsPerToken(sequenceLength int) float64 {
 		k = float64(c.ExpertsPerToken)
 	}
 	layer := 12*h*q + 12*h*kv + 12*float64(sequenceLength)*q + 18*k*h*ffn
-	return float64(c.Layers)*layer + 6*float64(c.VocabSize)*h
+	hidden := 0 // positions outside windows, over layers
+	for l := range c.Layers {
+		if window := c.window(l); window > 0 {
+			hidden += max(0, sequenceLength-window)
+		}
+	}
+	return float64(c.Layers)*layer - 12*float64(hidden)*q + 6*float64(c.VocabSize)*h
 }

@@ -20,6 +20,10 @@ type family struct {
 	scaling bool   // frequencies of the rotary embedding may be scaled; see [RopeScaling]
 	headDim bool   // heads may have another size than hidden_size / num_attention_heads
 
+	windows         windowKind // layers with a sliding window
+	windowSwitch    bool       // windows need use_sliding_window
+	windowsUnscaled bool       // in layers with a window, the rotary embedding is not scaled
+
 	postNorm bool // norms are after attention and feed-forward instead of before them; with rms
 
 	expertWidth  string     // field of the width of an expert; "": intermediate_size
@@ -37,6 +41,7 @@ type family struct {
 	maxPositions                       int
 	kvHeads                            int // 0: as many as heads
 	headSize                           int // 0: hidden_size / num_attention_heads
+	window                             int // sliding_window
 	normEps, auxCoef                   float64
 	ropeTheta                          float64 // 0: 10000
 	padTokenID, bosTokenID, eosTokenID int
@@ -44,16 +49,13 @@ type family struct {
 	// Fields that only this family has, and the only values that are supported, as in hfFixed.
 	fixed map[string]string
 
-	// Fields of hfFixed that must be in config.json, as null, because the default of transformers
-	// is not supported.
-	null []string
-
 	// Fields without an effect in this family, besides hfIgnored.
 	ignored []string
 }
 
 var families = map[Architecture]*family{OLMoE: &olmoe, OLMo: &olmo, Llama: &llama, Mistral: &mistral,
-	Qwen2: &qwen2, Qwen3: &qwen3, Qwen3MoE: &qwen3MoE, Mixtral: &mixtral, OLMo2: &olmo2, FlexOLMo: &flexOLMo}
+	Qwen2: &qwen2, Qwen3: &qwen3, Qwen3MoE: &qwen3MoE, Mixtral: &mixtral, OLMo2: &olmo2, OLMo3: &olmo3,
+	FlexOLMo: &flexOLMo}
 
 // blockNames are the names in files of a layer's feed-forward block, and of the projections of a
 // dense network or of an expert.

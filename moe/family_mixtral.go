@@ -1,10 +1,10 @@
 package moe
 
-// mixtral is Mixtral (https://arxiv.org/abs/2401.04088) without sliding windows, and without the
-// noise on a router's input in training.
+// mixtral is Mixtral (https://arxiv.org/abs/2401.04088) without the noise on a router's input in
+// training.
 var mixtral = family{
 	class: "MixtralForCausalLM", experts: true, rms: true, scaling: true, headDim: true,
-	expertCount: "num_local_experts", renormalized: true,
+	windows: allLayers, expertCount: "num_local_experts", renormalized: true,
 	block:        blockNames{"block_sparse_moe", "w1", "w3", "w2"},
 	maxPositions: 4096 * 32, kvHeads: 8, normEps: 1e-5, auxCoef: 0.001, ropeTheta: 1e6,
 	padTokenID: NoToken, bosTokenID: 1, eosTokenID: 2,

@@ -1,9 +1,8 @@
 package moe
 
-// qwen2 is Qwen 2 and 2.5 (https://arxiv.org/abs/2407.10671) without sliding windows.
+// qwen2 is Qwen 2 and 2.5 (https://arxiv.org/abs/2407.10671).
 var qwen2 = family{
 	class: "Qwen2ForCausalLM", rms: true, qkvBias: true, scaling: true, headDim: true,
 	maxPositions: 32768, kvHeads: 32, normEps: 1e-6, padTokenID: NoToken, bosTokenID: NoToken, eosTokenID: NoToken,
-	fixed:   map[string]string{"use_sliding_window": `[false]`},
-	ignored: []string{"sliding_window", "max_window_layers"}, // not used without use_sliding_window
+	windows: lastLayers, windowSwitch: true, window: 4096,
 }

@@ -169,7 +169,7 @@ func (d *decoder) append(ctx context.Context, tokens []uint32) error {
 		last: true}); err != nil {
 		return err
 	}
-	if err := m.rope.extend(m.dev, c, d.length+len(tokens)); err != nil {
+	if err := m.extendRope(d.length + len(tokens)); err != nil {
 		return err
 	}
 	m.embedTokens(func(i int) uint32 { return tokens[i] })

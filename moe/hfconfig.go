@@ -79,8 +79,10 @@ func WriteConfigJSON(w io.Writer, c Config, dtype safetensors.DType) error {
 	if family.headDim { // transformers 4 needs it for Mistral with YaRN
 		fields["head_dim"] = c.HeadDim()
 	}
-	for _, name := range family.null {
-		fields[name] = nil
+	c.windowFields(fields)
+	if family.windowsUnscaled {
+		fields["rope_parameters"] = map[string]any{"full_attention": parameters,
+			"sliding_attention": map[string]any{"rope_type": "default", "rope_theta": fraction(c.RopeTheta)}}
 	}
 	switch {
 	case c.ClipQKV > 0:
@@ -184,7 +186,7 @@ const (
 // tokens attend both ways.
 var hfFixed = map[string]string{
 	"is_causal": `[true]`, "hidden_act": `["silu"]`, "attention_bias": `[false]`, "attention_dropout": `[0]`,
-	"sliding_window": `[null]`, "attention_chunk_size": `[null]`, "num_kv_shared_layers": `[null]`,
+	"attention_chunk_size": `[null]`, "num_kv_shared_layers": `[null]`,
 	"kv_sharing_modes":      `[null]`,
 	"partial_rotary_factor": `[null, 1]`, "alibi": `[null, false]`, "use_alibi": `[null, false]`,
 	"is_encoder_decoder": `[false]`, "add_cross_attention": `[false]`, "cross_attention_hidden_size": `[null]`,
@@ -375,12 +377,6 @@ func (f *hfFields) config() (c Config) {
 	for _, name := range slices.Sorted(maps.Keys(family.fixed)) {
 		f.fixed(name, family.fixed[name])
 	}
-	for _, name := range family.null {
-		if _, given := f.fields[name]; !given {
-			f.fail("field %s is missing, and its default in transformers is not supported; write null if the model "+
-				"has none", name)
-		}
-	}
 	c.InitStd = f.float("initializer_range", hfInitStd)
 	if family.clip {
 		f.optional("clip_qkv", &c.ClipQKV)
@@ -392,9 +388,13 @@ func (f *hfFields) config() (c Config) {
 	c.PadTokenID = f.token("pad_token_id", family.padTokenID)
 	c.BOSTokenID = f.token("bos_token_id", family.bosTokenID)
 	c.EOSTokenID = f.token("eos_token_id", family.eosTokenID)
-	c.RopeTheta, c.RopeScaling = f.rope(family)
+	if family.windowsUnscaled {
+		c.RopeTheta, c.RopeScaling = f.ropeOfLayers(family)
+	} else {
+		c.RopeTheta, c.RopeScaling = f.rope(family)
+	}
 	f.fixed("architectures", fmt.Sprintf(`[null, [%q]]`, family.class))
-	f.layerTypes(c.Layers)
+	f.windows(&c)
 	f.others(family)
 	return c
 }
@@ -409,23 +409,6 @@ func (f *hfFields) headDim(c *Config) {
 	}
 	if c.HeadSize*c.Heads == c.HiddenSize {
 		c.HeadSize = 0
-	}
-}
-
-// layerTypes checks that every layer attends to all preceding positions.
-func (f *hfFields) layerTypes(layers int) {
-	var types []string
-	if f.optional("layer_types", &types); !f.set("layer_types") {
-		return
-	}
-	for i, t := range types {
-		if t != "full_attention" {
-			f.fail("layer_types is %q for layer %d; only \"full_attention\" is supported", t, i)
-			return
-		}
-	}
-	if len(types) != layers {
-		f.fail("layer_types has %d entries and num_hidden_layers is %d; they must be equal", len(types), layers)
 	}
 }
 
@@ -482,6 +465,42 @@ func (f *hfFields) rope(family *family) (theta float64, scaling RopeScaling) {
 	}
 	if len(all) > 0 {
 		scaling = all[0]
+	}
+	return theta, scaling
+}
+
+// ropeOfLayers is rope for a family whose layers with a window have an unscaled rotary embedding.
+// rope_parameters has an entry for each type of layer. Without it, transformers 4 uses rope_theta
+// in all layers, and transformers 5 its own default in layers with a window.
+func (f *hfFields) ropeOfLayers(family *family) (theta float64, scaling RopeScaling) {
+	const full, sliding = "full_attention", "sliding_attention"
+	if !f.set("rope_parameters") {
+		_, given := f.fields["rope_theta"]
+		if theta, scaling = f.rope(family); !given || theta != family.ropeTheta {
+			f.fail("without rope_parameters, rope_theta must be %g; transformers 4 and 5 read another value, or none, "+
+				"differently", family.ropeTheta)
+		}
+		return theta, scaling
+	}
+	types := map[string]json.RawMessage{}
+	f.read("rope_parameters", &types)
+	if len(types) != 2 || types[full] == nil || types[sliding] == nil {
+		f.fail("rope_parameters is %s; it must have %s and %s", shown(f.fields["rope_parameters"]), full, sliding)
+		return theta, scaling
+	}
+	of := func(kind string) (float64, RopeScaling) {
+		layers := &hfFields{fields: maps.Clone(f.fields), known: f.known}
+		layers.fields["rope_parameters"] = types[kind]
+		if kind == sliding {
+			delete(layers.fields, "rope_scaling")
+		}
+		defer func() { f.problems = append(f.problems, layers.problems...) }()
+		return layers.rope(family)
+	}
+	theta, scaling = of(full)
+	if base, unscaled := of(sliding); base != theta || unscaled.kind() != "default" {
+		f.fail("rope_parameters is %s; %s must have the rope_theta of %s and no scaling",
+			shown(f.fields["rope_parameters"]), sliding, full)
 	}
 	return theta, scaling
 }

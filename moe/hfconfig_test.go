@@ -30,8 +30,8 @@ func minimalConfig(architecture Architecture, changes ...string) string {
 	if family.kvHeads != 0 {
 		add("num_key_value_heads", "4")
 	}
-	for _, field := range family.null {
-		add(field, "null")
+	if family.windowsUnscaled {
+		add("rope_theta", "500000")
 	}
 	return text + ", " + changed + "}"
 }
@@ -109,6 +109,7 @@ func TestConfigJSONRefusesValues(t *testing.T) {
 			family := families[architecture]
 			if family.scaling && strings.HasPrefix(test.field, "rope_") || // see TestConfigJSONOfLlama
 				slices.Contains(family.ignored, test.field) || !family.clip && test.field == "clip_qkv" ||
+				family.windows != noWindows && test.field == "sliding_window" ||
 				family.headDim && test.field == "head_dim" {
 				continue
 			}
@@ -187,9 +188,10 @@ func TestConfigJSONOfLlama(t *testing.T) {
 	}
 }
 
-// Mistral has other defaults than the other families: a window, and eight heads of keys.
+// Mistral has other defaults than the other families: a window, and eight heads of keys. null is no
+// window.
 func TestConfigJSONOfMistral(t *testing.T) {
-	text := minimalConfig(Mistral, `"max_position_embeddings": 64`)
+	text := minimalConfig(Mistral, `"sliding_window": null`)
 	c, err := readConfigJSON(strings.NewReader(strings.Replace(text, `"num_attention_heads": 4, `+
 		`"num_key_value_heads": 4`, `"num_attention_heads": 16`, 1)), "config.json")
 	if err != nil || c.KVHeads != 8 {
@@ -200,9 +202,9 @@ func TestConfigJSONOfMistral(t *testing.T) {
 		!strings.Contains(written.String(), `"sliding_window": null`) {
 		t.Errorf("%v: %s has a window in transformers", err, written.String())
 	}
-	_, err = readConfigJSON(strings.NewReader(strings.Replace(text, `"sliding_window": null, `, "", 1)), "config.json")
-	if want := "config.json: field sliding_window is missing"; err == nil || !strings.HasPrefix(err.Error(), want) {
-		t.Errorf("error %v, want %s", err, want)
+	c, err = readConfigJSON(strings.NewReader(minimalConfig(Mistral, `"bos_token_id": 1`)), "config.json")
+	if err != nil || c.SlidingWindow != 4096 {
+		t.Errorf("a window of %d, want 4096; %v", c.SlidingWindow, err)
 	}
 }
 
@@ -213,9 +215,74 @@ func TestConfigJSONOfQwen2(t *testing.T) {
 		t.Error(err)
 	}
 	text = strings.Replace(text, "false", "true", 1)
-	_, err := readConfigJSON(strings.NewReader(text), "config.json")
-	if err == nil || !strings.Contains(err.Error(), "use_sliding_window is true") {
-		t.Errorf("%v; want use_sliding_window to be refused", err)
+	c, err := readConfigJSON(strings.NewReader(text), "config.json")
+	if err != nil || c.SlidingWindow != 131072 || c.MaxWindowLayers != 28 {
+		t.Errorf("%v; %+v", err, c)
+	}
+}
+
+// Fields of windows are read, refused, and written again.
+func TestConfigJSONOfWindows(t *testing.T) {
+	const full, sliding = `"full_attention"`, `"sliding_attention"`
+	rope := func(full, sliding string) string {
+		return fmt.Sprintf(`"rope_parameters": {"full_attention": %s, "sliding_attention": %s}`, full, sliding)
+	}
+	scaled := `{"rope_type": "linear", "factor": 2.0, "rope_theta": 9.0}`
+	for _, test := range []struct {
+		architecture Architecture
+		changes      string
+		windows      [2]int // of the two layers
+		problem      string
+	}{
+		{Mistral, `"sliding_window": 5`, [2]int{5, 5}, ""},
+		{Mistral, `"sliding_window": 0`, [2]int{}, "sliding_window is 0; write null"},
+		{Mistral, `"sliding_window": -1`, [2]int{}, "sliding_window is -1"},
+		{Mistral, `"sliding_window": null, "layer_types": [` + full + ", " + sliding + "]", [2]int{}, "for layer 1"},
+		{Mixtral, `"sliding_window": null`, [2]int{}, ""},
+		{Mixtral, `"sliding_window": 5`, [2]int{5, 5}, ""},
+		{Qwen3MoE, `"use_sliding_window": true, "sliding_window": 5`, [2]int{5, 5}, ""},
+		{Qwen3MoE, `"use_sliding_window": false, "sliding_window": 5`, [2]int{}, ""},
+		{Qwen3, `"use_sliding_window": true, "sliding_window": 5, "max_window_layers": 1`, [2]int{0, 5}, ""},
+		{Qwen3, `"use_sliding_window": true, "sliding_window": null`, [2]int{}, ""},
+		{Qwen3, `"use_sliding_window": true`, [2]int{}, ""}, // the first 28 layers have no window
+		{Qwen3, `"use_sliding_window": true, "layer_types": [` + full + ", " + sliding + "]", [2]int{0, 4096}, ""},
+		{Qwen3, `"use_sliding_window": true, "layer_types": [` + sliding + ", " + full + "]", [2]int{},
+			`layer_types is "full_attention" for layer 1`},
+		{OLMo3, `"eos_token_id": 3`, [2]int{4096, 4096}, ""},
+		{OLMo3, `"sliding_window": 5, "layer_types": [` + sliding + ", " + sliding + "]", [2]int{5, 5}, ""},
+		{OLMo3, `"sliding_window": null`, [2]int{}, "sliding_window is 0"},
+		{OLMo3, `"layer_types": [` + full + ", " + sliding + "]", [2]int{}, "for layer 0"},
+		{OLMo3, `"rope_theta": 10000`, [2]int{}, "rope_theta must be 500000"},
+		{OLMo3, `"rope_theta": 9, ` + rope(scaled, `{"rope_type": "default", "rope_theta": 9}`), [2]int{4096, 4096}, ""},
+		{OLMo3, `"rope_theta": 9, ` + rope(scaled, `{"rope_type": "default", "rope_theta": 8}`), [2]int{}, "rope_theta"},
+		{OLMo3, `"rope_theta": 9, ` + rope(scaled, scaled), [2]int{}, "and no scaling"},
+		{OLMo3, `"rope_parameters": {"rope_theta": 500000}`, [2]int{}, "must have full_attention and sliding_attention"},
+		{OLMo2, `"sliding_window": 5`, [2]int{}, "sliding_window is 5"},
+	} {
+		c, err := readConfigJSON(strings.NewReader(minimalConfig(test.architecture, test.changes)), "config.json")
+		switch {
+		case test.problem != "" && (err == nil || !strings.Contains(err.Error(), test.problem)):
+			t.Errorf("%s, %s: error %v, want %s", test.architecture, test.changes, err, test.problem)
+		case test.problem == "" && err != nil:
+			t.Errorf("%s, %s: %v", test.architecture, test.changes, err)
+		case err == nil:
+			if got := [2]int{c.window(0), c.window(1)}; got != test.windows {
+				t.Errorf("%s, %s: windows %d, want %d", test.architecture, test.changes, got, test.windows)
+			}
+			var text strings.Builder
+			if err := WriteConfigJSON(&text, c, "F32"); err != nil {
+				t.Fatal(err)
+			}
+			if again, err := readConfigJSON(strings.NewReader(text.String()), "config.json"); err != nil || again != c {
+				t.Errorf("%s: %v\n%+v\n%+v", text.String(), err, again, c)
+			}
+		}
+	}
+	c := Config{Architecture: OLMo3, SlidingWindow: 5, Layers: 9}
+	for l, want := range []int{5, 5, 5, 0, 5, 5, 5, 0, 5} {
+		if got := c.window(l); got != want {
+			t.Errorf("OLMo 3, layer %d: a window of %d, want %d", l, got, want)
+		}
 	}
 }
 
@@ -242,8 +309,8 @@ func TestConfigJSONOfQwen3MoE(t *testing.T) {
 		t.Errorf("%+v, %v", c, err)
 	}
 	_, err = readConfigJSON(strings.NewReader(minimalConfig(Qwen3MoE, `"decoder_sparse_step": 2`,
-		`"mlp_only_layers": [1]`, `"use_sliding_window": true`)), "config.json")
-	for _, want := range []string{"decoder_sparse_step is 2", "mlp_only_layers is [1]", "use_sliding_window is true"} {
+		`"mlp_only_layers": [1]`)), "config.json")
+	for _, want := range []string{"decoder_sparse_step is 2", "mlp_only_layers is [1]"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v; want %s", err, want)
 		}
@@ -264,9 +331,9 @@ func TestConfigJSONOfMixtral(t *testing.T) {
 		t.Errorf("%v: %s", err, written.String())
 	}
 	_, err = readConfigJSON(strings.NewReader(minimalConfig(Mixtral, `"router_jitter_noise": 0.1`,
-		`"norm_topk_prob": true`, `"num_experts": 8`, `"sliding_window": 4096`)), "config.json")
+		`"norm_topk_prob": true`, `"num_experts": 8`)), "config.json")
 	for _, want := range []string{"router_jitter_noise is 0.1", "unknown field norm_topk_prob",
-		"unknown field num_experts", "sliding_window is 4096"} {
+		"unknown field num_experts"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v; want %s", err, want)
 		}
@@ -313,6 +380,11 @@ func TestConfigJSONAcceptsValues(t *testing.T) {
 	}
 	for _, architecture := range architectures() {
 		for _, change := range append(changes, fmt.Sprintf(`"architectures": [%q]`, families[architecture].class)) {
+			if f := families[architecture]; strings.Contains(change, "rope_") && f.windowsUnscaled {
+				continue // see TestConfigJSONOfOLMo3
+			} else if f.window > 0 && !f.windowSwitch {
+				change = strings.ReplaceAll(change, "full_attention", "sliding_attention")
+			}
 			if _, err := readConfigJSON(strings.NewReader(minimalConfig(architecture, change)),
 				"config.json"); err != nil {
 				t.Errorf("%s: %s: %v", architecture, change, err)
@@ -428,7 +500,9 @@ func TestConfigJSONDocumentation(t *testing.T) {
 			}
 		}
 	}
-	all := slices.Concat(slices.Collect(maps.Keys(f.known)), slices.Collect(maps.Keys(hfFixed)), hfIgnored)
+	windows, _ := fromFieldsOf(t, minimalConfig(Qwen2, `"use_cache": true`))
+	all := slices.Concat(slices.Collect(maps.Keys(f.known)), slices.Collect(maps.Keys(windows.known)),
+		slices.Collect(maps.Keys(hfFixed)), hfIgnored)
 	for _, family := range families {
 		for _, name := range family.ignored {
 			if !ignored[name] && !fixed[name] && !used[name] {

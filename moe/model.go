@@ -53,6 +53,7 @@ type Model struct {
 	recompute   Recompute // see SetRecompute
 	activations xpu.DType // see SetActivations
 	rope        ropeTable
+	windowRope  ropeTable // of layers with a window, if it differs
 	ws          workspace
 	exchanger   exchanger
 	loop        loop
@@ -73,6 +74,8 @@ type layer struct {
 	out          tensor // [H, AD]
 	router       tensor // [E, H]
 	gateUp, down tensor // [E, 2I, H], [E, H, I]; without the first dimension if dense
+
+	window int // number of positions that a query attends to, its own included; 0: all
 }
 
 // New creates a complete model with all weights zero; [Model.Init] or [Model.Load] sets them. On
@@ -120,6 +123,7 @@ func (m *Model) Close() {
 	}
 	m.buckets, m.params, m.layers = nil, nil, nil
 	m.rope.free(m.dev)
+	m.windowRope.free(m.dev)
 	m.ws.arena.free(m.dev)
 	for _, f := range m.flights {
 		f.arena.free(m.dev)
@@ -243,6 +247,7 @@ func (m *Model) bind() error {
 	for i := range m.layers {
 		next = 1 + (m.stage.from+i)*perLayer
 		l := &m.layers[i]
+		l.window = c.window(m.stage.from + i)
 		rest := []shaped{vector(&l.norm1, norm), matrix(&l.qkv, c.qkvWidth(), h), vector(&l.qkvBias, bias),
 			vector(&l.qNorm, qNorm), vector(&l.kNorm, kNorm), matrix(&l.out, h, q), vector(&l.norm2, norm),
 			matrix(&l.router, c.Experts, h)}

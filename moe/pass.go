@@ -202,7 +202,7 @@ func (m *Model) forward(ctx context.Context, in, out *Relay) error {
 	if err := m.block.begin(ctx, w.shape.tokens()); err != nil {
 		return err
 	}
-	if err := m.rope.extend(m.dev, m.cfg, w.shape.s*w.shape.ranks); err != nil {
+	if err := m.extendRope(w.shape.s * w.shape.ranks); err != nil {
 		return err
 	}
 	clear(w.sums)
@@ -270,7 +270,7 @@ func (m *Model) embedTokens(token func(i int) uint32) {
 // l to target(l).
 func (m *Model) decode(ctx context.Context, end xpu.Tensor, target func(l int) kvTarget) error {
 	w := &m.ws
-	w.keys.write(m.dev, w.batch)
+	m.writeFirstKeys(target(0).first)
 	if w.row0.Present() {
 		zeros := room(&w.ints, w.row0.Elements())
 		clear(zeros)

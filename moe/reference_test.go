@@ -198,6 +198,9 @@ func (r *reference) losses(b Batch) losses {
 					if b.Begin != nil {
 						begin = int(b.Begin[row*b.SequenceLength+t])
 					}
+					if c.SlidingWindow > 0 && l >= c.MaxWindowLayers {
+						begin = max(begin, t-c.SlidingWindow+1)
+					}
 					scores := make([]float64, t+1-begin)
 					for s := range scores {
 						for j := range d {
@@ -346,11 +349,12 @@ func gradientCases(t testing.TB) map[string]Config {
 	llama := dense
 	llama.Architecture, llama.VocabSize, llama.KVHeads, llama.NormEps = Llama, 96, 2, 1e-3
 	qwen2 := llama
-	qwen2.Architecture, qwen2.HeadSize = Qwen2, 24
+	qwen2.Architecture, qwen2.HeadSize, qwen2.SlidingWindow, qwen2.MaxWindowLayers = Qwen2, 24, 3, 1
 	qwen3MoE := gqa
 	qwen3MoE.Architecture, qwen3MoE.HeadSize, qwen3MoE.ClipQKV = Qwen3MoE, 24, 0
 	flexOLMo := qwen3MoE
 	flexOLMo.Architecture = FlexOLMo
+	qwen3MoE.SlidingWindow = 2
 	return map[string]Config{"nano": nano, "gqa": gqa, "dense": dense, "dense tied": tied, "llama": llama,
 		"qwen2": qwen2, "qwen3_moe": qwen3MoE, "flex_olmo": flexOLMo}
 }

@@ -47,6 +47,29 @@ func (r *ropeTable) extend(dev xpu.Memory, c Config, positions int) (err error) 
 	return nil
 }
 
+// windowRope reports whether layers with a window have another rotary embedding, without scaling.
+func (c Config) windowRope() bool {
+	return c.family().windowsUnscaled && c.RopeScaling.kind() != "default"
+}
+
+// extendRope makes the model's tables cover the given number of positions.
+func (m *Model) extendRope(positions int) error {
+	if err := m.rope.extend(m.dev, m.cfg, positions); err != nil || !m.cfg.windowRope() {
+		return err
+	}
+	c := m.cfg
+	c.RopeScaling = RopeScaling{}
+	return m.windowRope.extend(m.dev, c, positions)
+}
+
+// rotations returns the table of a layer.
+func (m *Model) rotations(l *layer) *ropeTable {
+	if l.window > 0 && m.cfg.windowRope() {
+		return &m.windowRope
+	}
+	return &m.rope
+}
+
 func (r *ropeTable) free(dev xpu.Memory) {
 	dev.Release(r.cos)
 	dev.Release(r.sin)

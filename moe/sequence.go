@@ -193,7 +193,7 @@ func (m *Model) ofQueries(own, whole xpu.Tensor) operand {
 
 // attendWholeGrad computes the gradients of queries, keys and values of this rank's tokens, like
 // AttendGrad. fresh is as in [Model.attendGrad].
-func (m *Model) attendWholeGrad(ctx context.Context, st *saved, fresh bool) error {
+func (m *Model) attendWholeGrad(ctx context.Context, l *layer, st *saved, fresh bool) error {
 	w := &m.ws
 	if !fresh {
 		if err := m.headsOfSequence(ctx, w.ownKeys()); err != nil {
@@ -203,7 +203,7 @@ func (m *Model) attendWholeGrad(ctx context.Context, st *saved, fresh bool) erro
 	if err := m.exchangeHeads(ctx, true, m.ofQueries(w.dctx, w.heads.dctx)); err != nil {
 		return err
 	}
-	m.dev.AttendGrad(m.attention(st, w.ownKeys()), w.heads.dctx, w.heads.dqkv, w.heads.dk, w.heads.dv)
+	m.dev.AttendGrad(m.attention(l, st, w.ownKeys()), w.heads.dctx, w.heads.dqkv, w.heads.dk, w.heads.dv)
 	return m.exchangeHeads(ctx, false, m.ofQueries(w.dqkv, w.heads.dqkv), operand{own: w.dk, whole: w.heads.dk},
 		operand{own: w.dv, whole: w.heads.dv})
 }

@@ -232,7 +232,7 @@ func (f *flight) cut(c Config, p passShape, a *arena) {
 	if c.family().qkvBias {
 		f.row0 = a.i32(t)
 	}
-	f.keys.cut(p, a)
+	f.keys.cut(c, p, a)
 	if p.last {
 		f.xL, f.rstdL = a.f32(t, h), a.f32(t)
 		if !c.family().rms {
@@ -362,7 +362,10 @@ func (c Config) Memory(p Pass) Memory {
 	newFlight(c, stage.layers).cut(c, shape, &flights)
 	n, buffers := 4*stage.parameters(c, c.Experts/experts), shared.bytes()+int64(max(1,
 		p.InFlight))*flights.bytes()
-	buffers += 2 * 4 * int64(p.SequenceLength*c.HeadDim()/2) // rotations
+	rotations := 2 * 4 * int64(p.SequenceLength*c.HeadDim()/2)
+	if buffers += rotations; c.windowRope() {
+		buffers += rotations
+	}
 	onHost := int64(0)
 	if ranks > 1 {
 		onHost = 2 * 4 * int64(shape.tokens()*c.qkvWidth()) // sent and received

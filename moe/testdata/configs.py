@@ -11,10 +11,11 @@ from transformers import AutoConfig, __version__
 
 path = os.path.join(os.path.dirname(__file__), "configs.json")
 configs = json.load(open(path)) if os.path.exists(path) else {}
-REQUIRED = {"mistral": {"sliding_window": None}}  # mula does not support the default
-for family in "olmoe", "olmo", "llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "mixtral", "olmo2", "flex_olmo":
+REQUIRED = {"olmo3": {"rope_theta": 500000.0}}  # the defaults of transformers 4 and 5 differ
+FAMILIES = "olmoe", "olmo", "llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "mixtral", "olmo2", "olmo3", "flex_olmo"
+for family in FAMILIES:
     clips = family in ("olmoe", "olmo")
-    padded = clips or family in ("olmo2", "flex_olmo")  # has a pad_token_id by default
+    padded = clips or family in ("olmo2", "olmo3", "flex_olmo")  # has a pad_token_id by default
     for kind, fields in (
         ("defaults", {}),
         (

@@ -338,6 +338,19 @@ def main():
     case("olmo2", "olmo2", **base, **other, pad_token_id=1, num_key_value_heads=2)
     renormalised = dict(norm_topk_prob=True, num_key_value_heads=2, pad_token_id=None)
     case("flex-olmo", "flex_olmo", **base, **moe, **other, **renormalised)
+    case(
+        "olmo3",
+        "olmo3",
+        **base | {"num_hidden_layers": 4},
+        pad_token_id=1,
+        num_key_value_heads=2,
+        sliding_window=24,
+        max_position_embeddings=128,
+        rope_parameters={
+            "full_attention": yarn,
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+        },
+    )
     if len(sys.argv) > 1:
         return
     documents("olmoe-documents", OlmoeConfig(**base, **moe, pad_token_id=None), PACKED)

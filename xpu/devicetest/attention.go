@@ -18,36 +18,40 @@ type attentionShape struct {
 	first    int
 	spread   float64 // spread of the scores; 0 means 1
 	document int     // mean length of documents, to which attention is restricted; 0: no restriction
+	window   int     // number of keys that a query attends to; 0: no restriction
 }
 
 func (s attentionShape) String() string {
 	return fmt.Sprintf("%d rows of %d, %d and %d heads of %d, from position %d, room for %d, "+
-		"spread %g, documents of %d",
-		s.Rows, s.Length, s.Heads.Heads, s.KVHeads, s.Size, s.first, s.Capacity, s.spread, s.document)
+		"spread %g, documents of %d, windows of %d",
+		s.Rows, s.Length, s.Heads.Heads, s.KVHeads, s.Size, s.first, s.Capacity, s.spread, s.document, s.window)
 }
 
 var attentionShapes = []attentionShape{
-	{xpu.Heads{Rows: 1, Length: 1, Heads: 1, KVHeads: 1, Size: 2, Capacity: 1}, 0, 0, 0},
-	{xpu.Heads{Rows: 2, Length: 5, Heads: 2, KVHeads: 2, Size: 4, Capacity: 5}, 0, 0, 0},
-	{xpu.Heads{Rows: 1, Length: 63, Heads: 3, KVHeads: 1, Size: 10, Capacity: 63}, 0, 0, 0},
-	{xpu.Heads{Rows: 2, Length: 64, Heads: 4, KVHeads: 2, Size: 16, Capacity: 64}, 0, 0, 0},
-	{xpu.Heads{Rows: 1, Length: 65, Heads: 2, KVHeads: 1, Size: 34, Capacity: 65}, 0, 0, 0},
-	{xpu.Heads{Rows: 1, Length: 200, Heads: 2, KVHeads: 1, Size: 64, Capacity: 200}, 0, 0, 0},
-	{xpu.Heads{Rows: 1, Length: 129, Heads: 2, KVHeads: 2, Size: 80, Capacity: 129}, 0, 0, 0},
-	{xpu.Heads{Rows: 1, Length: 70, Heads: 1, KVHeads: 1, Size: 128, Capacity: 70}, 0, 0, 0},
-	{xpu.Heads{Rows: 1, Length: 40, Heads: 1, KVHeads: 1, Size: 130, Capacity: 40}, 0, 0, 0},
-	{xpu.Heads{Rows: 1, Length: 33, Heads: 1, KVHeads: 1, Size: 258, Capacity: 33}, 0, 0, 0},
-	{xpu.Heads{Rows: 2, Length: 90, Heads: 2, KVHeads: 1, Size: 8, Capacity: 90}, 0, 100, 0},
-	{xpu.Heads{Rows: 2, Length: 1, Heads: 4, KVHeads: 2, Size: 16, Capacity: 9}, 0, 0, 0},
-	{xpu.Heads{Rows: 2, Length: 1, Heads: 4, KVHeads: 2, Size: 16, Capacity: 140}, 131, 0, 0},
-	{xpu.Heads{Rows: 3, Length: 7, Heads: 2, KVHeads: 1, Size: 6, Capacity: 80}, 60, 0, 0},
-	{xpu.Heads{Rows: 2, Length: 70, Heads: 2, KVHeads: 1, Size: 20, Capacity: 200}, 64, 0, 0},
-	{xpu.Heads{Rows: 2, Length: 5, Heads: 2, KVHeads: 2, Size: 4, Capacity: 5}, 0, 0, 1},
-	{xpu.Heads{Rows: 3, Length: 100, Heads: 4, KVHeads: 2, Size: 16, Capacity: 100}, 0, 0, 7},
-	{xpu.Heads{Rows: 2, Length: 300, Heads: 2, KVHeads: 1, Size: 34, Capacity: 300}, 0, 0, 100},
-	{xpu.Heads{Rows: 1, Length: 260, Heads: 1, KVHeads: 1, Size: 130, Capacity: 260}, 0, 0, 90},
-	{xpu.Heads{Rows: 2, Length: 90, Heads: 2, KVHeads: 1, Size: 8, Capacity: 90}, 0, 100, 40},
-	{xpu.Heads{Rows: 2, Length: 70, Heads: 2, KVHeads: 1, Size: 20, Capacity: 200}, 64, 0, 50},
+	{xpu.Heads{Rows: 1, Length: 1, Heads: 1, KVHeads: 1, Size: 2, Capacity: 1}, 0, 0, 0, 0},
+	{xpu.Heads{Rows: 2, Length: 5, Heads: 2, KVHeads: 2, Size: 4, Capacity: 5}, 0, 0, 0, 0},
+	{xpu.Heads{Rows: 1, Length: 63, Heads: 3, KVHeads: 1, Size: 10, Capacity: 63}, 0, 0, 0, 0},
+	{xpu.Heads{Rows: 2, Length: 64, Heads: 4, KVHeads: 2, Size: 16, Capacity: 64}, 0, 0, 0, 0},
+	{xpu.Heads{Rows: 1, Length: 65, Heads: 2, KVHeads: 1, Size: 34, Capacity: 65}, 0, 0, 0, 0},
+	{xpu.Heads{Rows: 1, Length: 200, Heads: 2, KVHeads: 1, Size: 64, Capacity: 200}, 0, 0, 0, 0},
+	{xpu.Heads{Rows: 1, Length: 129, Heads: 2, KVHeads: 2, Size: 80, Capacity: 129}, 0, 0, 0, 0},
+	{xpu.Heads{Rows: 1, Length: 70, Heads: 1, KVHeads: 1, Size: 128, Capacity: 70}, 0, 0, 0, 0},
+	{xpu.Heads{Rows: 1, Length: 40, Heads: 1, KVHeads: 1, Size: 130, Capacity: 40}, 0, 0, 0, 0},
+	{xpu.Heads{Rows: 1, Length: 33, Heads: 1, KVHeads: 1, Size: 258, Capacity: 33}, 0, 0, 0, 0},
+	{xpu.Heads{Rows: 2, Length: 90, Heads: 2, KVHeads: 1, Size: 8, Capacity: 90}, 0, 100, 0, 0},
+	{xpu.Heads{Rows: 2, Length: 1, Heads: 4, KVHeads: 2, Size: 16, Capacity: 9}, 0, 0, 0, 0},
+	{xpu.Heads{Rows: 2, Length: 1, Heads: 4, KVHeads: 2, Size: 16, Capacity: 140}, 131, 0, 0, 0},
+	{xpu.Heads{Rows: 3, Length: 7, Heads: 2, KVHeads: 1, Size: 6, Capacity: 80}, 60, 0, 0, 0},
+	{xpu.Heads{Rows: 2, Length: 70, Heads: 2, KVHeads: 1, Size: 20, Capacity: 200}, 64, 0, 0, 0},
+	{xpu.Heads{Rows: 2, Length: 5, Heads: 2, KVHeads: 2, Size: 4, Capacity: 5}, 0, 0, 1, 0},
+	{xpu.Heads{Rows: 3, Length: 100, Heads: 4, KVHeads: 2, Size: 16, Capacity: 100}, 0, 0, 7, 0},
+	{xpu.Heads{Rows: 2, Length: 300, Heads: 2, KVHeads: 1, Size: 34, Capacity: 300}, 0, 0, 100, 0},
+	{xpu.Heads{Rows: 1, Length: 260, Heads: 1, KVHeads: 1, Size: 130, Capacity: 260}, 0, 0, 90, 0},
+	{xpu.Heads{Rows: 2, Length: 90, Heads: 2, KVHeads: 1, Size: 8, Capacity: 90}, 0, 100, 40, 0},
+	{xpu.Heads{Rows: 2, Length: 70, Heads: 2, KVHeads: 1, Size: 20, Capacity: 200}, 64, 0, 50, 0},
+	{xpu.Heads{Rows: 2, Length: 150, Heads: 2, KVHeads: 1, Size: 16, Capacity: 150}, 0, 0, 0, 40},
+	{xpu.Heads{Rows: 1, Length: 70, Heads: 2, KVHeads: 1, Size: 20, Capacity: 200}, 64, 0, 0, 50},
+	{xpu.Heads{Rows: 1, Length: 100, Heads: 2, KVHeads: 2, Size: 64, Capacity: 100}, 0, 0, 30, 33},
 }
 
 func attentionFamily(t *testing.T, d xpu.Device, tolerance float64) {
@@ -67,6 +71,7 @@ func attentionFamily(t *testing.T, d xpu.Device, tolerance float64) {
 				s.Capacity += rapid.IntRange(0, 9).Draw(t, "room")
 			}
 			s.document = rapid.SampledFrom([]int{0, 1, 5, 40, 100}).Draw(t, "length of documents")
+			s.window = rapid.SampledFrom([]int{0, 0, 1, 3, 35}).Draw(t, "window")
 			attentionCase(t, d, tolerance, s, rapid.Uint64().Draw(t, "seed"))
 		})
 	})
@@ -210,14 +215,17 @@ func newAttentionInput(r *rand.Rand, s attentionShape) attentionInput {
 			in.k[i], in.v[i] = nan, nan
 		}
 	}
-	for range s.Rows * min(1, s.document) {
-		begin := s.first // the first document starts at or before the first query
-		if begin > 0 {
-			begin = r.IntN(begin)
+	for range s.Rows * min(1, s.document+s.window) {
+		begin := 0 // the first document starts at or before the first query
+		if s.document > 0 && s.first > 0 {
+			begin = r.IntN(s.first)
 		}
 		for i := range s.Length {
-			if r.IntN(s.document) == 0 {
+			if s.document > 0 && r.IntN(s.document) == 0 {
 				begin = s.first + i
+			}
+			if s.window > 0 {
+				begin = max(begin, s.first+i-s.window+1)
 			}
 			in.begin = append(in.begin, int32(begin))
 		}
