@@ -3,11 +3,9 @@
 package cli
 
 import (
-	"fmt"
 	"io"
 	"os"
 	"os/signal"
-	"runtime"
 	"syscall"
 
 	"mula/train/launch"
@@ -24,13 +22,7 @@ func writeStacks(w io.Writer) (stop func()) {
 	signal.Notify(c, syscall.SIGQUIT)
 	go func() {
 		for range c {
-			text := make([]byte, 64<<10)
-			n := runtime.Stack(text, true)
-			for n == len(text) && n < 64<<20 { // there may be more
-				text = make([]byte, 2*n)
-				n = runtime.Stack(text, true)
-			}
-			fmt.Fprintf(w, "%s%s%s", launch.StacksBegin, text[:n], launch.StacksEnd)
+			_ = launch.WriteStacks(w)
 		}
 	}()
 	return func() {

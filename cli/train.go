@@ -94,6 +94,8 @@ func runTrain(c *cli.Context) error {
 				n)
 		}
 	}
+	answers := launch.NewAnswers() // before ranks wait for each other
+	defer answers.Close()
 	var world *comm.Comm
 	if err = config.Validate(); err == nil {
 		world, err = group.Join(c.Context, config.Layout.Transport, config.Layout.Ranks(), func(text string) {
@@ -144,6 +146,7 @@ func runTrain(c *cli.Context) error {
 		Report: func(s train.Summary) { printRun(p, s) },
 		Warn:   func(text string) { p.line("warning: %s", text) },
 		Progress: func(s train.Progress) {
+			answers.Progressed()
 			done := s.Step + 1
 			if s.Evaluation != nil {
 				evaluated = s.Evaluation

@@ -106,9 +106,9 @@ func (s *supervisor) classify(a *Attempt, w *attemptWatch) {
 		a.Outcome, a.Reason = Stopped, "stopped after a checkpoint"
 	case w.hang != nil: // ranks that were told to end may have saved and exited like stopped ranks
 		a.Outcome, a.Reason = Hang, w.hang.String()
-		if text, rank := describeHang(w.dir, s.Ranks, a.Hosts); text != "" {
-			a.Reason += text
-			a.Rank = &rank
+		if w.waitedFor != "" {
+			a.Reason += w.waitedFor
+			a.Rank = &w.firstOf
 		}
 	case w.last.Ended == record.EndedStopped && !w.ended:
 		a.Outcome, a.Reason = Stopped, "a signal to the ranks stopped the run after a checkpoint"

@@ -242,7 +242,11 @@ func (s *supervisor) attempt(ctx context.Context, hosts []string) (Attempt, erro
 	if err != nil {
 		return a, err
 	}
-	environment := append([]string{record.HeartbeatVariable + "=" + beats}, s.environment...)
+	if err := os.WriteFile(filepath.Join(dir, askFile), nil, 0o644); err != nil {
+		return a, err
+	}
+	environment := append([]string{record.HeartbeatVariable + "=" + beats,
+		stallVariable + "=" + s.Limits.stall().String()}, s.environment...)
 	if os.Getenv("GOTRACEBACK") == "" {
 		// A Go program that panics exits with 2, the code for a wrong configuration. This makes it
 		// abort instead.
@@ -252,7 +256,7 @@ func (s *supervisor) attempt(ctx context.Context, hosts []string) (Attempt, erro
 	if err != nil {
 		return a, fmt.Errorf("starting the ranks: %w", err)
 	}
-	w := &attemptWatch{s: s, job: job, dir: dir}
+	w := &attemptWatch{s: s, job: job, dir: dir, hosts: hosts}
 	s.watch.begin(time.Now())
 	if err := w.run(ctx, beats); err != nil {
 		return a, err
@@ -281,14 +285,18 @@ func (s *supervisor) makeFolder() (string, error) {
 
 // An attemptWatch is the state of the ranks of an attempt.
 type attemptWatch struct {
-	s   *supervisor
-	job Job
-	dir string // of the attempt
+	s     *supervisor
+	job   Job
+	dir   string   // of the attempt
+	hosts []string // of each rank
 
 	last      record.Heartbeat
 	exits     []Exit    // before the launcher ended any rank
 	ended     bool      // the launcher has told the ranks to end, or has killed them
 	hang      *overdue  // why, if they hung
+	answersBy time.Time // when the launcher ends ranks that hang
+	waitedFor string    // the ranks for which the others wait, if they hung
+	firstOf   int       // the first of these ranks, or -1
 	firstDied time.Time // when the first rank failed
 	killAt    time.Time // when the remaining ranks are killed; zero for never
 }
@@ -351,11 +359,20 @@ func (w *attemptWatch) act(now time.Time) {
 		if now.Sub(w.firstDied) >= cascadeWait {
 			w.end(now)
 		}
+	case w.hang != nil:
+		if !now.Before(w.answersBy) {
+			// before the end: Open MPI continues stopped ranks, which then answer
+			w.waitedFor, w.firstOf = describeHang(w.dir, s.Ranks, w.hosts)
+			w.end(now)
+		}
 	case s.watch.overdue(now) != nil:
 		w.hang = s.watch.overdue(now)
-		s.Notice(w.hang.String() + "; ending all ranks, which write their stacks to " + s.Log)
+		s.Notice(w.hang.String() + "; ending all ranks, which write their stacks to " + w.dir)
+		if err := askRanks(w.dir); err != nil {
+			s.Notice(fmt.Sprintf("the ranks cannot be asked for their stacks: %v", err))
+		}
 		w.job.Stacks()
-		w.end(now)
+		w.answersBy = now.Add(s.Limits.stall()/asksPerStall + answerTime)
 	case !s.deadline.IsZero() && !now.Before(s.stopTime()):
 		s.deadline = time.Time{}
 		if !s.stopping {

@@ -478,20 +478,20 @@ func TestHang(t *testing.T) {
 		steps  int64
 	}{
 		{"in a step that nobody has seen", func(r *scripted) { r.steps(0, 0); <-r.ended; r.all(1) },
-			"stacks, end at 30m1s", 0},
-		{"in the setup", func(r *scripted) { <-r.ended; r.all(1) }, "stacks, end at 30m1s", 0},
+			"stacks, end at 30m16s", 0},
+		{"in the setup", func(r *scripted) { <-r.ended; r.all(1) }, "stacks, end at 30m16s", 0},
 		{"in a step, by the floor", func(r *scripted) {
 			r.spent = map[record.Section]record.Spent{record.SectionStep: {Times: 10, Seconds: 10, Longest: 1}}
 			r.steps(0, 10)
 			<-r.ended
 			r.all(1)
-		}, "stacks, end at 5m11s", 10},
+		}, "stacks, end at 5m26s", 10},
 		{"in a step, by what was seen", func(r *scripted) {
 			r.spent = map[record.Section]record.Spent{record.SectionStep: {Times: 10, Seconds: 2400, Longest: 240}}
 			r.steps(0, 10)
 			<-r.ended
 			r.all(1)
-		}, "stacks, end at 20m11s", 10},
+		}, "stacks, end at 20m26s", 10},
 		{"in a save, after one that took 19 minutes", func(r *scripted) {
 			r.spent = map[record.Section]record.Spent{record.SectionStep: {Times: 10, Seconds: 10, Longest: 1}}
 			r.steps(0, 10)
@@ -503,7 +503,7 @@ func TestHang(t *testing.T) {
 			r.beat(record.SectionCheckpoint, 11)
 			<-r.ended
 			r.all(1)
-		}, "stacks, end at 1h54m12s", 11}, // 10 s, 19 min, 1 s, 5 · 19 min
+		}, "stacks, end at 1h54m27s", 11}, // 10 s, 19 min, 1 s, 5 · 19 min
 		// it was suspended and went on, or Open MPI sent SIGCONT with the SIGTERM
 		{"in a step, and then it saves", func(r *scripted) {
 			r.spent = map[record.Section]record.Spent{record.SectionStep: {Times: 10, Seconds: 10, Longest: 1}}
@@ -512,7 +512,7 @@ func TestHang(t *testing.T) {
 			r.end = record.EndedTerminated
 			r.beat(record.SectionCheckpoint, 10)
 			r.all(ExitStopped)
-		}, "stacks, end at 5m11s", 10},
+		}, "stacks, end at 5m26s", 10},
 		{"in a step, and then it saves as it does for the user", func(r *scripted) {
 			r.spent = map[record.Section]record.Spent{record.SectionStep: {Times: 10, Seconds: 10, Longest: 1}}
 			r.steps(0, 10)
@@ -520,11 +520,11 @@ func TestHang(t *testing.T) {
 			r.end = record.EndedStopped
 			r.beat(record.SectionCheckpoint, 10)
 			r.all(ExitStopped)
-		}, "stacks, end at 5m11s", 10},
+		}, "stacks, end at 5m26s", 10},
 		{"deaf to SIGTERM", func(r *scripted) {
 			r.spent = map[record.Section]record.Spent{record.SectionStep: {Times: 10, Seconds: 10, Longest: 1}}
 			hangs(0, 10, false)(r)
-		}, "stacks, end at 5m11s, kill at 5m21s", 10},
+		}, "stacks, end at 5m26s, kill at 5m36s", 10},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -559,7 +559,7 @@ func TestHangAgain(t *testing.T) {
 				result.Reason)
 		}
 		for _, s := range th.played[1:] {
-			if got := strings.Join(s.asked, ", "); got != "stacks, end at 5m4s" && got != "stacks, end at 5m3s" {
+			if got := strings.Join(s.asked, ", "); got != "stacks, end at 5m19s" && got != "stacks, end at 5m3s" {
 				t.Errorf("%q", got)
 			}
 		}
@@ -636,9 +636,9 @@ func TestSignals(t *testing.T) {
 			r.end = record.EndedStopped
 			r.beat(record.SectionCheckpoint, 5)
 			r.all(ExitStopped)
-		}}, []time.Duration{10 * time.Second}, Stopped, ExitStopped, "stop at 10s, stacks, end at 30m6s"},
+		}}, []time.Duration{10 * time.Second}, Stopped, ExitStopped, "stop at 10s, stacks, end at 30m21s"},
 		{"the ranks hang then", []script{func(r *scripted) { r.steps(0, 5); <-r.ended; r.all(1) }},
-			[]time.Duration{10 * time.Second}, Hang, ExitHang, "stop at 10s, stacks, end at 30m6s"},
+			[]time.Duration{10 * time.Second}, Hang, ExitHang, "stop at 10s, stacks, end at 30m21s"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

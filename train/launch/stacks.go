@@ -2,11 +2,15 @@ package launch
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
+	"runtime"
+	"slices"
 	"strings"
 
 	"mula/internal/quantity"
@@ -37,39 +41,83 @@ const (
 
 // exchangeFrame is a function of package comm in a stack. All functions that wait for other ranks
 // are there.
-var exchangeFrame = regexp.MustCompile(`(?m)^mula/xpu/comm\.`)
+var exchangeFrame = regexp.MustCompile(`^mula/xpu/comm\.(?:\(\*?\w+\)\.)?(\w+)`)
 
-// stateOf returns the state of the rank with the given output.
-func stateOf(output []byte) rankState {
+// stateOf returns the state of the rank with the given output, and the exchange in which it waits.
+func stateOf(output []byte) (state rankState, exchange string) {
 	begin := bytes.LastIndex(output, []byte(StacksBegin))
 	if begin < 0 {
-		return silent
+		return silent, ""
 	}
 	stacks, _, complete := strings.Cut(string(output[begin+len(StacksBegin):]), StacksEnd)
 	if !complete {
-		return silent
+		return silent, ""
 	}
+	return stateIn(stacks)
+}
+
+// stateIn returns the state of the rank with the given stacks.
+func stateIn(stacks string) (state rankState, exchange string) {
 	for stack := range strings.SplitSeq(stacks, "\n\n") { // of a goroutine each
-		if strings.Contains(stack, "\nmula/train.Run(") && !exchangeFrame.MatchString(stack) {
-			return busy
+		if !strings.Contains(stack, "\nmula/train.Run(") {
+			continue
 		}
+		lines := strings.Split(stack, "\n") // two for each frame, the innermost first
+		for i, line := range slices.Backward(lines) {
+			if found := exchangeFrame.FindStringSubmatch(line); found != nil {
+				if i+2 < len(lines) {
+					caller := strings.TrimPrefix(lines[i+2], "mula/")
+					found[1] += " in " + caller[:max(0, strings.LastIndexByte(caller, '('))]
+				}
+				return waiting, found[1]
+			}
+		}
+		return busy, ""
 	}
-	return waiting
+	return waiting, "the setup"
+}
+
+// allStacks returns the stacks of all goroutines.
+func allStacks() string {
+	text := make([]byte, 64<<10)
+	n := runtime.Stack(text, true)
+	for n == len(text) && n < 64<<20 { // there may be more
+		text = make([]byte, 2*n)
+		n = runtime.Stack(text, true)
+	}
+	return string(text[:n])
+}
+
+// WriteStacks writes the stacks of all goroutines in one call.
+func WriteStacks(w io.Writer) error {
+	_, err := fmt.Fprintf(w, "%s%s%s", StacksBegin, allStacks(), StacksEnd)
+	return err
 }
 
 // shownRanks is the number of ranks that a text about a hang names.
 const shownRanks = 4
 
-// describeHang describes the ranks for which the others wait, by the output of all ranks in a
-// folder: ranks without stacks, and ranks that are in no exchange. hosts has the host of each rank.
-// The text is empty if no rank has written stacks, for example because they run under an mpiexec.
-// first is the first rank of the text, or -1.
+// shownExchanges is the number of exchanges that a text about a hang names.
+const shownExchanges = 3
+
+// describeHang describes the ranks for which the others wait: ranks without stacks, and ranks that
+// are in no exchange. A folder has the output of the ranks and their answers. hosts has the host of
+// each rank. The text is empty if no rank has written stacks. first is the first rank of the text,
+// or -1.
 func describeHang(dir string, ranks int, hosts []string) (text string, first int) {
 	var of [waiting + 1][]int
+	exchanges := map[string]int{} // numbers of waiting ranks
+	answers := readAnswers(dir)
 	for rank := range ranks {
-		output, _ := readTail(rankLog(dir, rank)) // without a file, the rank is silent
-		state := stateOf(output)
-		of[state] = append(of[state], rank)
+		a, ok := answers[rank]
+		if !ok {
+			output, _ := readTail(rankLog(dir, rank)) // without a file, the rank is silent
+			a.state, a.exchange = stateOf(output)
+		}
+		of[a.state] = append(of[a.state], rank)
+		if a.state == waiting {
+			exchanges[a.exchange]++
+		}
 	}
 	if len(of[silent]) == ranks {
 		return "", -1
@@ -92,12 +140,24 @@ func describeHang(dir string, ranks int, hosts []string) (text string, first int
 			name := fmt.Sprintf("rank %d", rank)
 			if rank < len(hosts) {
 				name += " on " + hosts[rank]
+			} else if host := answers[rank].host; host != "" {
+				name += " on " + host
 			}
 			names = append(names, name)
 		}
 		text += fmt.Sprintf("; %s (%s)", strings.Join(names, ", "), why)
 	}
-	return text + "; waiting in an exchange: " + quantity.Plural(int64(len(of[waiting])), "rank"), first
+	text += "; waiting in an exchange: " + quantity.Plural(int64(len(of[waiting])), "rank")
+	names := slices.SortedFunc(maps.Keys(exchanges), func(a, b string) int {
+		return cmp.Or(cmp.Compare(exchanges[b], exchanges[a]), cmp.Compare(a, b))
+	})
+	for i, name := range names[:min(len(names), shownExchanges)] {
+		names[i] = fmt.Sprintf("%s: %d", name, exchanges[name])
+	}
+	if len(names) > 0 {
+		text += " (" + strings.Join(names[:min(len(names), shownExchanges)], ", ") + ")"
+	}
+	return text, first
 }
 
 // readTail reads the last bytes of a file.
