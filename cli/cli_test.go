@@ -27,7 +27,7 @@ import (
 func TestMain(m *testing.M) {
 	testscript.Main(m, map[string]func(){
 		"mula": func() {
-			trainFault = poison
+			trainFault = hostFaults
 			atomicfile.SkipSync = true // a killed process loses nothing without it
 			os.Exit(run(faultfs.New(nil), os.Args, os.Stdin, os.Stdout, os.Stderr))
 		},

@@ -76,6 +76,9 @@ func launchCommand() *cli.Command {
 				Usage: "run the ranks of all hosts on this machine (for trials)"},
 			&cli.BoolFlag{Name: "elastic",
 				Usage: "when hosts fail and no spare is left, continue with a smaller layout.expert_dp"},
+			&cli.IntFlag{Name: "replace-slow",
+				Usage: "when a rank is slow (log.slow_factor), save, and replace its host by a spare, at most `N` " +
+					"times"},
 			&cli.IntFlag{Name: "retries", Usage: "give up after `N` consecutive retries without progress", Value: 10},
 			&cli.Int64Flag{Name: "progress-steps", Usage: "count `STEPS` new steps as progress",
 				Value: 1},
@@ -243,14 +246,14 @@ func launchedTrain(c *cli.Context) ([]string, train.Config, error) {
 func launchOptions(c *cli.Context, config train.Config, command []string) (launch.Options, error) {
 	o := launch.Options{
 		Output: config.Output, Log: c.String("log"), Ranks: c.Int("ranks"), Retries: c.Int("retries"),
-		Progress: c.Int64("progress-steps"),
-		Grace:    c.Duration("grace"), Margin: c.Duration("walltime-margin"), BlameExpiry: c.Duration("blame-expiry"),
+		ReplaceSlow: c.Int("replace-slow"), Progress: c.Int64("progress-steps"),
+		Grace: c.Duration("grace"), Margin: c.Duration("walltime-margin"), BlameExpiry: c.Duration("blame-expiry"),
 		ProbeLimit:  c.Duration("probe-timeout"),
 		ForgetBlame: c.Bool("forget-blame"),
 		Limits: launch.Limits{Floor: launch.DefaultLimits().Floor, First: c.Duration("first-timeout"),
 			Factor: c.Float64("timeout-factor")},
 	}
-	if err := atMost(c, 1<<20, "ranks", "spares", "retries"); err != nil {
+	if err := atMost(c, 1<<20, "ranks", "spares", "replace-slow", "retries"); err != nil {
 		return o, err
 	}
 	if err := atMost(c, 65535, "port"); err != nil {
@@ -320,6 +323,9 @@ func launchOptions(c *cli.Context, config train.Config, command []string) (launc
 		}
 	case spares > 0:
 		return o, usagef("--spares is %d, but no hosts are named; name them with --hosts", spares)
+	}
+	if o.ReplaceSlow > 0 && !launch.HasSpare(o.Hosts, o.Ranks) {
+		return o, usagef("--replace-slow: no host is a spare; name more hosts with --hosts, or remove the flag")
 	}
 	if c.Bool("elastic") {
 		o.Shrink = func(room int) (int, []string, error) { return shrink(config, room) }

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"mula/internal/longtest"
 	"mula/moe"
@@ -17,6 +18,25 @@ import (
 	"mula/train/launch"
 	"mula/train/record"
 )
+
+// delayVariable makes a host of tests slow. Its value is the name of the host and the seconds by
+// which its ranks take longer for each step.
+const delayVariable = "MULA_TEST_DELAY"
+
+func delay(o *train.Options) {
+	var host string
+	var seconds float64
+	if n, _ := fmt.Sscan(os.Getenv(delayVariable), &host, &seconds); n != 2 || host != os.Getenv("MULA_HOST") {
+		return
+	}
+	o.AfterBackward = func(int, int64) { time.Sleep(time.Duration(seconds * float64(time.Second))) }
+}
+
+// hostFaults are the faults of the hosts of tests.
+func hostFaults(o *train.Options) {
+	delay(o)
+	poison(o)
+}
 
 // poisonVariable makes a host of tests compute wrongly. Its value is the name of the host, a rank
 // and a step: the gradient that this rank computes there in this step is not finite. Only the
@@ -54,6 +74,31 @@ func TestLaunchHosts(t *testing.T) {
 	}
 	mustRun(t, dir, "train", "--config", "whole.yaml")
 	whole := contents(t, filepath.Join(dir, "whole"))
+
+	// The spare replaces a host whose ranks are slow, and the run ends as without it.
+	t.Run("slow", func(t *testing.T) {
+		t.Setenv(delayVariable, "b 0.3")
+		l := start(t, dir, "slow", config("slow", fourRanks), "--hosts", "a:2,b:2,c:2", "--spares", "1",
+			"--local-hosts", "--replace-slow", "1")
+		l.ends(exitDone)
+		attempts := l.attempts()
+		if len(attempts) != 2 || attempts[0].Outcome != launch.Slow || attempts[0].Blamed != "b" ||
+			attempts[1].From != attempts[0].Step || attempts[0].Step >= fourRanksSteps ||
+			!slices.Equal(attempts[1].Hosts, []string{"a", "a", "c", "c"}) ||
+			!strings.Contains(l.output(), " on b is slow; the run stops after a checkpoint, and a spare replaces the "+
+				"host") {
+			t.Fatalf("%+v\n%s", attempts, l.output())
+		}
+		l.sameEnd(whole, fourRanksSteps)
+
+		l = start(t, dir, "slow", config("slow", fourRanks), "--hosts", "a:2,b:2", "--local-hosts",
+			"--replace-slow", "1")
+		l.ends(exitUsage)
+		if !strings.Contains(l.output(), "--replace-slow: no host is a spare; name more hosts with --hosts") {
+			t.Error(l.output())
+		}
+	})
+
 	t.Setenv(poisonVariable, "b 3 13") // between two checkpoints
 
 	// poisoned compares the record of the two attempts with the expected failures.

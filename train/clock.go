@@ -46,12 +46,16 @@ func (c *clock) begin(next activity) (last activity) {
 	return last
 }
 
-// warnSlow warns of ranks that have become slow.
+// warnSlow warns of ranks that have become slow, and names one in the heartbeat.
 func (r *run) warnSlow(m *record.StepMetrics) {
 	slow := map[int]bool{}
+	slowest := -1
 	for _, s := range m.SlowestRanks {
 		if !s.Slow {
 			continue
+		}
+		if slowest < 0 {
+			slowest = s.Rank
 		}
 		if slow[s.Rank] = true; !r.history.slow[s.Rank] {
 			r.warn("step %d: rank %d on %s is slow: it was late in most of the last steps (log.slow_factor); "+
@@ -63,6 +67,7 @@ func (r *run) warnSlow(m *record.StepMetrics) {
 		maps.Copy(slow, r.history.slow)
 	}
 	r.history.slow = slow
+	r.history.heartbeat.Slow(slowest)
 }
 
 // take returns the time since the last call.

@@ -21,9 +21,9 @@ func TestRankSeconds(t *testing.T) {
 	c := ranksConfig(t, plan, LayoutConfig{DP: 2, PP: 1, EP: 2}, "steps: 4\nevaluate: {every: 0}\n")
 	hosts := []string{"a", "a", "b", "c"}
 	synctest.Test(t, func(t *testing.T) {
-		mustRun(t, c, Options{hosts: hosts, passed: func(r *run) {
+		mustRun(t, c, Options{hosts: hosts, AfterBackward: func(rank int, _ int64) {
 			time.Sleep(time.Second)
-			if r.ranks.Rank() == 2 {
+			if rank == 2 {
 				time.Sleep(500 * time.Millisecond)
 			}
 		}})
@@ -60,10 +60,10 @@ func TestSlowRankIsNamed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		mustRun(t, c, Options{hosts: []string{"a", "a", "b", "c"},
 			Warn: func(text string) { warnings = append(warnings, text) },
-			passed: func(r *run) {
-				rng := rand.New(rand.NewPCG(uint64(r.state.Step), uint64(r.ranks.Rank())))
+			AfterBackward: func(rank int, step int64) {
+				rng := rand.New(rand.NewPCG(uint64(step), uint64(rank)))
 				seconds := 1 + 0.05*rng.NormFloat64()
-				if r.ranks.Rank() == 2 && r.state.Step >= from && r.state.Step < to {
+				if rank == 2 && step >= from && step < to {
 					seconds *= 1.3
 				}
 				time.Sleep(time.Duration(seconds * float64(time.Second)))
@@ -97,11 +97,17 @@ func TestSlowRankIsNamed(t *testing.T) {
 	}
 }
 
-// A warning names a rank each time it becomes slow, also if another rank is slow at that time. The
-// list of a step has three ranks at most.
+// The heartbeat names the first slow rank. A warning names a rank each time it becomes slow, also
+// if another rank is slow at that time. The list of a step has three ranks at most.
 func TestWarnSlow(t *testing.T) {
 	var warnings []string
 	r := &run{options: Options{Warn: func(text string) { warnings = append(warnings, text) }}}
+	beats := filepath.Join(t.TempDir(), "heartbeat")
+	t.Setenv(record.HeartbeatVariable, beats)
+	var err error
+	if r.history.heartbeat, err = record.NewHeartbeat(); err != nil {
+		t.Fatal(err)
+	}
 	for i, step := range []struct {
 		listed []int // slow ranks
 		slow   int   // number of slow ranks
@@ -116,6 +122,12 @@ func TestWarnSlow(t *testing.T) {
 		m.SlowestRanks = append(m.SlowestRanks, record.SlowRank{Rank: 9})
 		warnings = nil
 		r.warnSlow(&m)
+		r.history.heartbeat.Beat(record.SectionStep, int64(i))
+		beat, err := record.ReadHeartbeat(beats)
+		if err != nil || (beat.Slow != nil) != (step.listed != nil) ||
+			beat.Slow != nil && *beat.Slow != step.listed[0] {
+			t.Errorf("%d: heartbeat %+v, %v; slow ranks %v", i, beat, err, step.listed)
+		}
 		if len(warnings) != len(step.warned) {
 			t.Fatalf("%d: warnings %q, want ranks %v", i, warnings, step.warned)
 		}

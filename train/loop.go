@@ -73,6 +73,10 @@ type Options struct {
 	// ranks' gradients. Tests inject faults there. It may be called from several goroutines.
 	BeforeSum func(rank int, step int64, bucket moe.Bucket) error
 
+	// AfterBackward is called by every rank after its backward passes of a step, as a part of its
+	// own work. Tests delay ranks there.
+	AfterBackward func(rank int, step int64)
+
 	ranksHere int // ranks that share the threads of this process; 0 means 1
 
 	// replaces the configuration's device, for tests
@@ -792,6 +796,9 @@ func (r *run) sumGradients(ctx context.Context, options moe.BackwardOptions,
 		func(first, end int, stats moe.Stats) { each(r.batch.origins[first:end], stats) })
 	if f := r.options.passed; f != nil {
 		f(r)
+	}
+	if f := r.options.AfterBackward; f != nil {
+		f(r.ranks.Rank(), r.state.Step)
 	}
 	if r.ranks.Ranks() == 1 || collective.IsBroken(failed) {
 		return failed

@@ -104,6 +104,10 @@ func (s *supervisor) classify(a *Attempt, w *attemptWatch) {
 		a.Outcome, a.Reason = Done, "all steps are done"
 	case s.stopping && (w.last.Ended == record.EndedStopped || w.last.Ended == record.EndedTerminated):
 		a.Outcome, a.Reason = Stopped, "stopped after a checkpoint"
+	case w.slow && !s.stopping && (w.last.Ended == record.EndedStopped || w.last.Ended == record.EndedTerminated):
+		a.Outcome, a.Rank = Slow, &w.slowRank
+		a.Blamed = w.hosts[w.slowRank]
+		a.Reason = s.hosts.lost[a.Blamed] + "; the run stopped after a checkpoint, and a spare replaces the host"
 	case w.hang != nil: // ranks that were told to end may have saved and exited like stopped ranks
 		a.Outcome, a.Reason = Hang, w.hang.String()
 		if w.waitedFor != "" {
@@ -220,6 +224,10 @@ func (s *supervisor) judge(a Attempt) *Result {
 		return end(ExitConfiguration,
 			"%s: the configuration or the command line is invalid; see the messages in %s", a.Reason, s.Log)
 	}
+	s.furthest = max(s.furthest, a.Step)
+	if a.Outcome == Slow && !s.stopping { // at most --replace-slow times
+		return nil
+	}
 	code := ExitFailed
 	if a.Outcome == Hang {
 		code = ExitHang
@@ -242,7 +250,6 @@ func (s *supervisor) judge(a Attempt) *Result {
 			"%s; two attempts in a row ended before their first step was done, so mula launch does not try "+
 				"again; see the ranks' output in %s", a.Reason, s.Log)
 	}
-	s.furthest = max(s.furthest, a.Step)
 	s.idle++
 	if s.furthest-s.counted >= max(s.Progress, 1) {
 		s.counted, s.failed, s.idle = s.furthest, 0, 0

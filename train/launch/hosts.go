@@ -240,6 +240,26 @@ func (p *pool) place(ranks int) (hosts []string, room int) {
 	return hosts, room
 }
 
+// replaceable reports whether other hosts have enough slots if a host is taken out of use.
+func (p *pool) replaceable(host string, ranks int) bool {
+	if !p.has(host) || p.lost[host] != "" {
+		return false
+	}
+	room := 0
+	for _, h := range p.hosts {
+		if h.Name != host && p.lost[h.Name] == "" {
+			room += h.Slots
+		}
+	}
+	return room >= ranks
+}
+
+// HasSpare reports whether the hosts have enough slots for all ranks without one of the hosts.
+func HasSpare(hosts []Host, ranks int) bool {
+	p := newPool(hosts)
+	return slices.ContainsFunc(hosts, func(h Host) bool { return p.replaceable(h.Name, ranks) })
+}
+
 // suspect records that a rank died on a host. The host may be the cause.
 func (p *pool) suspect(host string) {
 	if !p.has(host) {

@@ -51,6 +51,10 @@ type Options struct {
 	// a host that does not is out of use. 0: hosts are not probed
 	ProbeLimit time.Duration
 
+	// number of times that the run may be stopped and restarted to replace the host of a slow rank
+	// by a spare; 0: never. See [HasSpare]
+	ReplaceSlow int
+
 	BlameExpiry time.Duration // time for which failures.jsonl keeps a host out of use; 0: forever
 	ForgetBlame bool          // use all hosts, also hosts that failures.jsonl blames
 
@@ -79,7 +83,9 @@ const (
 	Hang     Outcome = "hang" // no progress within the limit of a section
 	// another process sent a SIGTERM to a rank; all ranks have saved, and the run is retried
 	Evicted Outcome = "evicted"
-	Failed  Outcome = "failed" // any other failure
+	// stopped after a checkpoint, because a rank was slow and a spare replaces its host; retried
+	Slow   Outcome = "slow"
+	Failed Outcome = "failed" // any other failure
 )
 
 // Exit codes of a supervised run. They include the exit codes of mula train.
@@ -132,7 +138,7 @@ func Run(ctx context.Context, o Options) (Result, error) {
 		return Result{}, err
 	}
 	s := &supervisor{Options: o, hosts: newPool(o.Hosts), watch: newWatch(o.Limits), failures: failures, number: number,
-		log: log}
+		log: log, replaced: map[int]string{}}
 	if s.Notice == nil {
 		s.Notice = func(string) {}
 	}
@@ -164,6 +170,7 @@ type supervisor struct {
 	idle        int             // attempts in a row without progress
 	stuck       int             // attempts in a row that ended before their first step was done
 	wrong       *record.Failure // the newest failure with wrong values: of one host, or of the run
+	replaced    map[int]string  // hosts of slow ranks that were replaced, by rank
 	deadline    time.Time       // zero for none, or if the run is already stopped for it
 }
 
@@ -295,6 +302,9 @@ type attemptWatch struct {
 	ended     bool      // the launcher has told the ranks to end, or has killed them
 	hang      *overdue  // why, if they hung
 	answersBy time.Time // when the launcher ends ranks that hang
+	slow      bool      // the run was stopped because slowRank was slow
+	slowRank  int
+	kept      bool      // the host of the slow rank stays
 	waitedFor string    // the ranks for which the others wait, if they hung
 	firstOf   int       // the first of these ranks, or -1
 	firstDied time.Time // when the first rank failed
@@ -373,6 +383,9 @@ func (w *attemptWatch) act(now time.Time) {
 		}
 		w.job.Stacks()
 		w.answersBy = now.Add(s.Limits.stall()/asksPerStall + answerTime)
+	case w.last.Slow != nil && w.last.Ended == record.NotEnded && s.ReplaceSlow > 0 && !s.stopping && !w.slow &&
+		!w.kept:
+		s.replaceSlow(w, *w.last.Slow)
 	case !s.deadline.IsZero() && !now.Before(s.stopTime()):
 		s.deadline = time.Time{}
 		if !s.stopping {
@@ -381,6 +394,32 @@ func (w *attemptWatch) act(now time.Time) {
 			s.stopping = true
 			w.job.Stop()
 		}
+	}
+}
+
+// replaceSlow stops the run after a checkpoint if a spare can replace the host of a slow rank. The
+// next attempt then does not use the host.
+func (s *supervisor) replaceSlow(w *attemptWatch, rank int) {
+	if rank >= len(w.hosts) {
+		return
+	}
+	host := w.hosts[rank]
+	what := fmt.Sprintf("rank %d on %s is slow", rank, host)
+	before, again := s.replaced[rank]
+	w.kept = true
+	switch {
+	case again && before != host:
+		s.Notice(fmt.Sprintf("%s, as it was on %s, so the hosts are not the cause; the run continues", what, before))
+	case len(s.replaced) >= s.ReplaceSlow:
+		s.Notice(fmt.Sprintf("%s; the run continues, because --replace-slow allows %d", what, s.ReplaceSlow))
+	case !s.hosts.replaceable(host, s.Ranks):
+		s.Notice(what + ", and no spare can replace the host; the run continues")
+	default:
+		s.replaced[rank] = host
+		s.hosts.lose(host, what)
+		s.Notice(what + "; the run stops after a checkpoint, and a spare replaces the host")
+		w.slow, w.slowRank = true, rank
+		w.job.Stop()
 	}
 }
 

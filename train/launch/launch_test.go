@@ -35,6 +35,7 @@ type scripted struct {
 	spent   map[record.Section]record.Spent
 	from    int64
 	end     record.Ended
+	slow    *int // rank
 }
 
 func (r *scripted) Exits() <-chan Exit { return r.exits }
@@ -56,7 +57,7 @@ func (r *scripted) ask(what string, c chan struct{}) {
 func (r *scripted) beat(section record.Section, step int64) {
 	r.t.Helper()
 	body, err := json.Marshal(record.Heartbeat{PID: 1, Section: section, Step: step, From: r.from, Time: time.Now(),
-		Ended: r.end, Spent: r.spent})
+		Ended: r.end, Slow: r.slow, Spent: r.spent})
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -541,6 +542,123 @@ func TestHang(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+// slowRank does steps. After the first one, a rank is slow. When the launcher stops the run, it
+// saves.
+func slowRank(from, to int64, rank int) script {
+	return func(r *scripted) {
+		r.from = from
+		r.beat(record.SectionStep, from)
+		time.Sleep(time.Second)
+		r.slow = &rank
+		for step := from + 1; step < to; step++ {
+			r.beat(record.SectionStep, step)
+			select {
+			case <-r.stopped:
+				r.end = record.EndedTerminated
+				r.beat(record.SectionCheckpoint, step)
+				r.all(ExitStopped)
+				return
+			case <-time.After(time.Second):
+			}
+		}
+		r.beat(record.SectionStep, to)
+		r.all(ExitDone)
+	}
+}
+
+// The host of a slow rank is replaced by a spare, after a checkpoint, if the user asks for it.
+func TestReplaceSlow(t *testing.T) {
+	for _, test := range []struct {
+		name    string
+		most    int
+		hosts   []Host
+		scripts []script
+		used    string
+		notice  string // in the messages
+		attempt string // reason of the first attempt
+	}{
+		{"not asked for", 0, threeHosts(), []script{slowRank(0, 20, 1)}, "aabb", "", "all steps are done"},
+		{"a spare", 1, threeHosts(), []script{slowRank(0, 20, 1), done(2, 20)}, "aabb bbcc",
+			"rank 1 on a is slow; the run stops after a checkpoint, and a spare replaces the host",
+			"rank 1 on a is slow; the run stopped after a checkpoint, and a spare replaces the host"},
+		{"no spare", 1, threeHosts()[:2], []script{slowRank(0, 20, 1)}, "aabb",
+			"rank 1 on a is slow, and no spare can replace the host; the run continues", "all steps are done"},
+		{"too often", 1, []Host{{"a", 2}, {"b", 2}, {"c", 2}, {"d", 2}}, []script{slowRank(0, 20, 1),
+			slowRank(2, 20, 2)},
+			"aabb bbcc", "rank 2 on c is slow; the run continues, because --replace-slow allows 1",
+			"rank 1 on a is slow; the run stopped after a checkpoint, and a spare replaces the host"},
+		{"twice", 2, []Host{{"a", 2}, {"b", 2}, {"c", 2}, {"d", 2}}, []script{slowRank(0, 20, 1), slowRank(2, 20, 2),
+			done(4, 20)}, "aabb bbcc bbdd", "rank 2 on c is slow; the run stops after a checkpoint",
+			"rank 1 on a is slow; the run stopped after a checkpoint, and a spare replaces the host"},
+		{"the rank is slow everywhere", 5, []Host{{"a", 2}, {"b", 2}, {"c", 2}, {"d", 2}}, []script{slowRank(0, 20, 1),
+			slowRank(2, 20, 1)}, "aabb bbcc", "rank 1 on b is slow, as it was on a, so the hosts are not the cause; " +
+			"the run continues", "rank 1 on a is slow; the run stopped after a checkpoint, and a spare replaces the " +
+			"host"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				th := &theatre{scripts: test.scripts}
+				o := begin(t, th)
+				o.Hosts, o.ReplaceSlow, o.Retries = test.hosts, test.most, 0
+				var notices []string
+				o.Notice = func(text string) { notices = append(notices, text) }
+				result := mustRun(t, o)
+				if result.Code != ExitDone || th.hosts() != test.used || result.Attempts[0].Reason != test.attempt ||
+					!strings.Contains(strings.Join(notices, "\n"), test.notice) {
+					t.Errorf("code %d on %s: %s\n%s", result.Code, th.hosts(), result.Attempts[0].Reason,
+						strings.Join(notices, "\n"))
+				}
+				if a := result.Attempts[0]; len(result.Attempts) > 1 && (a.Outcome != Slow || a.Blamed != "a" ||
+					*a.Rank != 1) {
+					t.Errorf("%+v", a)
+				}
+			})
+		})
+	}
+}
+
+// A user who stops a run while a slow host is being replaced stops it.
+func TestReplaceSlowStopped(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		signals := make(chan os.Signal, 1)
+		th := &theatre{scripts: []script{func(r *scripted) {
+			go func() { <-r.stopped; signals <- syscall.SIGUSR1 }()
+			rank := 1
+			r.slow = &rank
+			r.steps(0, 1)
+			<-r.stopped
+			time.Sleep(5 * time.Second)
+			r.end = record.EndedStopped
+			r.beat(record.SectionCheckpoint, 1)
+			r.all(ExitStopped)
+		}}}
+		o := begin(t, th)
+		o.ReplaceSlow, o.Signals = 1, signals
+		if result := mustRun(t, o); result.Outcome != Stopped || result.Code != ExitStopped || th.hosts() != "aabb" {
+			t.Errorf("%s, code %d on %s", result.Outcome, result.Code, th.hosts())
+		}
+	})
+}
+
+func TestHasSpare(t *testing.T) {
+	for _, test := range []struct {
+		hosts string
+		ranks int
+		want  bool
+	}{{"a:2,b:2,c:2", 4, true}, {"a:2,b:2", 4, false}, {"a:2,b:2", 3, false}, {"a:1,b:2", 2, true}, {"a:4", 2, false}} {
+		hosts, err := ParseHosts(test.hosts)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if HasSpare(hosts, test.ranks) != test.want {
+			t.Errorf("%d ranks on %s: %v", test.ranks, test.hosts, !test.want)
+		}
+	}
+	if HasSpare(nil, 1) {
+		t.Error("this machine has a spare")
 	}
 }
 

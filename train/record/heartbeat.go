@@ -41,6 +41,7 @@ type Heartbeat struct {
 	From    int64             `json:"from"` // steps done when this process started its first step
 	Time    time.Time         `json:"time"` // when the section began, by the clock of rank 0's host
 	Ended   Ended             `json:"ended"`
+	Slow    *int              `json:"slow,omitempty"` // the slowest of the slow ranks of the last step; nil: none
 	Spent   map[Section]Spent `json:"spent"`
 }
 
@@ -135,6 +136,17 @@ func (h *HeartbeatWriter) End(ended Ended, step int64) {
 	_ = h.write(h.last.Section, step)
 }
 
+// Slow sets the slow rank of the next beats, or -1 for none.
+func (h *HeartbeatWriter) Slow(rank int) {
+	if h == nil {
+		return
+	}
+	h.last.Slow = nil
+	if rank >= 0 {
+		h.last.Slow = &rank
+	}
+}
+
 // write replaces the file's content in one write. It opens and closes the file each time, because a
 // network file system shows changes to other machines after the close.
 func (h *HeartbeatWriter) write(section Section, step int64) error {
@@ -173,7 +185,12 @@ func (h *HeartbeatWriter) encode() []byte {
 	b = h.last.Time.AppendFormat(b, time.RFC3339Nano)
 	b = append(b, `","ended":"`...)
 	b = append(b, h.last.Ended...)
-	b = append(b, `","spent":{`...)
+	b = append(b, '"')
+	if h.last.Slow != nil {
+		b = append(b, `,"slow":`...)
+		b = strconv.AppendInt(b, int64(*h.last.Slow), 10)
+	}
+	b = append(b, `,"spent":{`...)
 	for i, section := range Sections {
 		if i > 0 {
 			b = append(b, ',')

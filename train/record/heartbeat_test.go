@@ -47,6 +47,14 @@ func TestHeartbeat(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}
+	for _, slow := range []int{7, -1} {
+		h.Slow(slow)
+		h.Beat(SectionStep, 45)
+		got, err := ReadHeartbeat(path)
+		if err != nil || (got.Slow != nil) != (slow >= 0) || got.Slow != nil && *got.Slow != slow {
+			t.Errorf("slow rank %d: %+v, %v", slow, got, err)
+		}
+	}
 	if text, _ := os.ReadFile(path); len(text) != heartbeatBytes || !json.Valid(text) ||
 		!bytes.HasSuffix(text, []byte("\n")) {
 		t.Errorf("the file is %q", text)
@@ -57,6 +65,7 @@ func TestHeartbeat(t *testing.T) {
 		h.spent[i] = Spent{math.MaxInt64, 1e12, 1e12}
 	}
 	h.last.From = math.MaxInt64
+	h.Slow(1 << 20)
 	h.Beat(SectionCheckpoint, math.MaxInt64)
 	for _, want := range []Ended{EndedDone, EndedStopped, EndedTerminated} {
 		h.End(want, math.MaxInt64)
