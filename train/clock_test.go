@@ -12,6 +12,7 @@ import (
 
 	"mula/train/record"
 	"mula/train/rundir"
+	"mula/xpu/comm"
 )
 
 // The time of a rank is its own: ranks that wait for a slow rank have no more work, but wait. The
@@ -19,7 +20,7 @@ import (
 func TestRankSeconds(t *testing.T) {
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	c := ranksConfig(t, plan, LayoutConfig{DP: 2, PP: 1, EP: 2}, "steps: 4\nevaluate: {every: 0}\n")
-	hosts := []string{"a", "a", "b", "c"}
+	hosts := comm.NewHosts([]string{"a", "a", "b", "c"})
 	synctest.Test(t, func(t *testing.T) {
 		mustRun(t, c, Options{hosts: hosts, AfterBackward: func(rank int, _ int64) {
 			time.Sleep(time.Second)
@@ -58,7 +59,7 @@ func TestSlowRankIsNamed(t *testing.T) {
 	c.Log.SlowSteps = defaultConfig().Log.SlowSteps
 	var warnings []string
 	synctest.Test(t, func(t *testing.T) {
-		mustRun(t, c, Options{hosts: []string{"a", "a", "b", "c"},
+		mustRun(t, c, Options{hosts: comm.NewHosts([]string{"a", "a", "b", "c"}),
 			Warn: func(text string) { warnings = append(warnings, text) },
 			AfterBackward: func(rank int, step int64) {
 				rng := rand.New(rand.NewPCG(uint64(step), uint64(rank)))

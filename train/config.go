@@ -238,7 +238,7 @@ const (
 
 // groupOptions returns the options of the groups of ranks. hosts replaces the hosts of all ranks,
 // unless it is nil.
-func (l LayoutConfig) groupOptions(hosts []string) group.Options {
+func (l LayoutConfig) groupOptions(hosts *comm.Hosts) group.Options {
 	return group.Options{Fast: l.Sums == fastSums, InnerReplicas: l.SumReplicas, SequenceRanks: l.CP, Hosts: hosts}
 }
 

@@ -8,6 +8,7 @@ import (
 	"mula/train/checkpoint"
 	"mula/train/estimate"
 	"mula/train/group"
+	"mula/xpu/comm"
 )
 
 // The hosts of ranks change no bit of a run, for all schemes, dispatches and precisions: exchanges
@@ -53,7 +54,7 @@ func TestHostsChangeNoBit(t *testing.T) {
 			want := mustRun(t, c, Options{})
 			c.Output = t.TempDir()
 			two := false
-			got := mustRun(t, c, Options{hosts: strings.Fields(test.hosts), ended: func(g *group.Group) {
+			got := mustRun(t, c, Options{hosts: comm.NewHosts(strings.Fields(test.hosts)), ended: func(g *group.Group) {
 				if g.Rank() > 0 {
 					return
 				}

@@ -88,7 +88,7 @@ type Options struct {
 	late      bool                            // gradients are summed after the backward pass instead of during it
 	passed    func(r *run)                    // called on every rank after the backward passes of a step
 	ended     func(r *group.Group)            // called after the last step
-	hosts     []string                        // host names of all ranks, instead of this machine's
+	hosts     *comm.Hosts                     // of all ranks, instead of this machine
 	files     filesystem.FS                   // from which checkpoints are loaded; nil: the machine's
 }
 

@@ -599,7 +599,7 @@ func TestDiverged(t *testing.T) {
 			c := ranksConfig(t, plan, test.layout, test.more)
 			options := Options{BeforeSum: poison(test.ranks...)}
 			if c.Layout.Ranks() > 1 {
-				options.hosts = hosts
+				options.hosts = comm.NewHosts(hosts)
 			}
 			if _, err := Run(t.Context(), c, options); !errors.Is(err, moe.ErrNotFinite) {
 				t.Fatal(err)

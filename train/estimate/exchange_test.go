@@ -355,6 +355,7 @@ func TestVotesReceived(t *testing.T) {
 			}
 			hosts = append(hosts, host)
 		}
+		shared := comm.NewHosts(hosts)
 		received, errs := make([]atomic.Int64, n), make([]error, n)
 		var sent atomic.Int64
 		var all sync.WaitGroup
@@ -363,7 +364,7 @@ func TestVotesReceived(t *testing.T) {
 				ctx := context.Background()
 				world := comm.New(&tap{link, &sent, &received[rank]})
 				defer world.Close()
-				g, err := group.New(ctx, world, l.Shape, group.Options{Hosts: hosts})
+				g, err := group.New(ctx, world, l.Shape, group.Options{Hosts: shared})
 				if err != nil {
 					errs[rank] = err
 					return

@@ -144,16 +144,17 @@ type Group struct {
 	Hosts   []string // of each rank
 	sharing int      // ranks on the same processors of this host, including this rank
 
-	each   []int   // bounds of one number from each rank
+	each   []int   // bounds of one number from each rank; nil before the first call of All
 	counts []int64 // one from each
+	count  [1]int64
 }
 
 // Options are settings of a group.
 type Options struct {
-	Fast          bool     // for [comm.Comm.SetFast]
-	InnerReplicas int      // for [comm.Mesh.SetInner]; 0 means 1
-	SequenceRanks int      // ranks that share each sequence; 0 means 1
-	Hosts         []string // of all ranks, instead of this machine's, for tests
+	Fast          bool        // for [comm.Comm.SetFast]
+	InnerReplicas int         // for [comm.Mesh.SetInner]; 0 means 1
+	SequenceRanks int         // ranks that share each sequence; 0 means 1
+	Hosts         *comm.Hosts // of all ranks, which then run in this process; nil: their machines
 }
 
 // New creates the groups of a mesh from the world.
@@ -173,32 +174,40 @@ func New(ctx context.Context, world *comm.Comm, shape comm.Shape, options Option
 		g.Close()
 		return nil, err
 	}
-	g.counts, g.each = make([]int64, world.Size()), make([]int, world.Size()+1)
-	for i := range g.each {
-		g.each[i] = i
-	}
 	for _, group := range []*comm.Comm{g.Group(comm.Replicas), g.Group(comm.Data), g.Within} {
 		group.SetFast(options.Fast)
 	}
 	mesh.SetInner(max(1, options.InnerReplicas))
+	hosts := options.Hosts
+	if hosts == nil {
+		if hosts, err = g.gatherHosts(ctx); err != nil {
+			g.Close()
+			return nil, err
+		}
+	} else {
+		g.sharing = world.Size()
+	}
+	g.Hosts = hosts.Names()
+	mesh.SetHosts(hosts)
+	return g, nil
+}
+
+// gatherHosts gathers the hosts of all ranks.
+func (g *Group) gatherHosts(ctx context.Context) (*comm.Hosts, error) {
 	type location struct{ Host, Processors string }
 	own := location{collective.Hostname(), processors()}
-	locations, err := collective.Gather(ctx, world, own)
+	locations, err := collective.Gather(ctx, g.World(), own)
 	if err != nil {
-		g.Close()
 		return nil, err
 	}
+	var names []string
 	for _, l := range locations {
-		g.Hosts = append(g.Hosts, l.Host)
+		names = append(names, l.Host)
 		if l == own {
 			g.sharing++
 		}
 	}
-	if options.Hosts != nil {
-		g.Hosts = options.Hosts
-	}
-	mesh.SetHosts(g.Hosts)
-	return g, nil
+	return comm.NewHosts(names), nil
 }
 
 // Readers returns the number of parts into which the samples of a step are divided. Ranks of other
@@ -244,13 +253,19 @@ func (g *Group) NumberOnHost() int {
 
 // Sum returns the sum of a number of each rank, on all ranks.
 func (g *Group) Sum(ctx context.Context, n int64) (int64, error) {
-	g.counts[0] = n
-	err := comm.AllReduce(ctx, g.World(), g.counts[:1])
-	return g.counts[0], err
+	g.count[0] = n
+	err := comm.AllReduce(ctx, g.World(), g.count[:])
+	return g.count[0], err
 }
 
 // All returns the numbers of all ranks on every rank. The result is valid until the next call.
 func (g *Group) All(ctx context.Context, n int64) ([]int64, error) {
+	if g.each == nil {
+		g.counts, g.each = make([]int64, g.Ranks()), make([]int, g.Ranks()+1)
+		for i := range g.each {
+			g.each[i] = i
+		}
+	}
 	g.counts[g.Rank()] = n
 	return g.counts, comm.AllGather(ctx, g.World(), g.counts, g.each)
 }

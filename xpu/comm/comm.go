@@ -47,11 +47,11 @@ type Comm struct {
 	fast      Summer // nil: sums in the fixed order
 	hosts     *hosts // nil: one host
 
-	send, recv [][]byte
-	lengths    []int64   // for all-to-alls of two levels
-	even       []int     // bounds of an even split, for AllReduce
-	scratch    []float64 // for reductions and relays: bytes, aligned for every Number
-	traffic    [operations]traffic
+	sent, received []Piece   // of the next exchange of two levels
+	send, recv     [][]byte  // of each rank, for exchanges with all ranks; nil before the first
+	lengths        []int64   // for all-to-alls of two levels
+	scratch        []float64 // for reductions and relays: bytes, aligned for every Number
+	traffic        [operations]traffic
 
 	mu     sync.Mutex
 	queue  chan *Pending // of Start; nil before the first
@@ -96,9 +96,7 @@ type traffic struct{ calls, inside, between atomic.Int64 }
 
 // New returns a group that uses the transport; Close closes the transport.
 func New(transport Transport) *Comm {
-	n := transport.Size()
-	return &Comm{transport: transport, send: make([][]byte, n), recv: make([][]byte, n),
-		even: make([]int, n+1)}
+	return &Comm{transport: transport}
 }
 
 // Name returns the name of the transport; see [Transport].
@@ -204,29 +202,31 @@ func (c *Comm) ResetTraffic() {
 // recv[recvBounds[r]:recvBounds[r+1]] with the elements that rank r sends. Both bounds have one
 // entry more than there are ranks.
 func AllToAll[E Element](ctx context.Context, c *Comm, send []E, sendBounds []int, recv []E, recvBounds []int) error {
-	checkBounds(c, len(send), sendBounds)
-	checkBounds(c, len(recv), recvBounds)
+	checkBounds(c, len(send), cut(sendBounds))
+	checkBounds(c, len(recv), cut(recvBounds))
 	defer c.begin(ctx, OpAllToAll).end()
 	if c.twoLevels() {
 		return allToAllByHosts(ctx, c, send, sendBounds, recv, recvBounds)
 	}
+	c.prepareDirect()
 	for r := range c.send {
-		c.send[r], c.recv[r] = piece(send, sendBounds, r), piece(recv, recvBounds, r)
+		c.send[r], c.recv[r] = piece(send, cut(sendBounds), r), piece(recv, cut(recvBounds), r)
 	}
-	return c.exchange(ctx, OpAllToAll)
+	return c.exchangeDirect(ctx, OpAllToAll)
 }
 
 // AllGather copies each rank r's x[bounds[r]:bounds[r+1]] to the same range of x on all ranks.
 func AllGather[E Element](ctx context.Context, c *Comm, x []E, bounds []int) error {
 	defer c.begin(ctx, OpAllGather).end()
-	return allGather(ctx, c, OpAllGather, x, bounds)
+	return allGather(ctx, c, OpAllGather, x, cut(bounds))
 }
 
-func allGather[E Element](ctx context.Context, c *Comm, o Operation, x []E, bounds []int) error {
+func allGather[E Element](ctx context.Context, c *Comm, o Operation, x []E, bounds bounds) error {
 	checkBounds(c, len(x), bounds)
 	if c.twoLevels() {
 		return allGatherByHosts(ctx, c, o, x, bounds)
 	}
+	c.prepareDirect()
 	for r := range c.recv {
 		c.recv[r] = piece(x, bounds, r)
 		c.count(o, r, len(piece(x, bounds, c.Rank())))
@@ -239,7 +239,7 @@ func allGather[E Element](ctx context.Context, c *Comm, o Operation, x []E, boun
 // over all ranks. The rest of x is undefined afterwards.
 func ReduceScatter[N Number](ctx context.Context, c *Comm, x []N, bounds []int) error {
 	defer c.begin(ctx, OpReduceScatter).end()
-	return reduceScatter(ctx, c, OpReduceScatter, x, bounds)
+	return reduceScatter(ctx, c, OpReduceScatter, x, cut(bounds))
 }
 
 // SumMemory returns the number of bytes that this rank keeps for sums and relays of the group; see
@@ -271,15 +271,7 @@ func SumMemoryByHosts(ranks, onHost, partial, part, size int) int64 {
 	return (int64(onHost*relayed+packed+ranks/onHost*partial)*int64(own*size) + 7) &^ 7
 }
 
-// longestPart returns the number of elements of the longest part.
-func longestPart(bounds []int) (longest int) {
-	for r := range len(bounds) - 1 {
-		longest = max(longest, bounds[r+1]-bounds[r])
-	}
-	return longest
-}
-
-func reduceScatter[N Number](ctx context.Context, c *Comm, o Operation, x []N, bounds []int) error {
+func reduceScatter[N Number](ctx context.Context, c *Comm, o Operation, x []N, bounds bounds) error {
 	checkBounds(c, len(x), bounds)
 	n, rank := c.Size(), c.Rank()
 	if n == 1 {
@@ -289,19 +281,20 @@ func reduceScatter[N Number](ctx context.Context, c *Comm, o Operation, x []N, b
 		for r := range n {
 			c.count(o, r, len(piece(x, bounds, r)))
 		}
-		return c.fast.Sum(ctx, floats[bounds[0]:bounds[n]])
+		return c.fast.Sum(ctx, floats[bounds.at(0):bounds.at(n)])
 	}
 	if c.twoLevels() {
 		return reduceScatterByHosts(ctx, c, o, x, bounds)
 	}
-	longest := longestPart(bounds)
+	longest := bounds.longest(n)
 	step := segment / size[N]()
-	if need := int(SumMemory(n, bounds[rank+1]-bounds[rank], size[N]()) / 8); need > len(c.scratch) {
+	if need := int(SumMemory(n, bounds.at(rank+1)-bounds.at(rank), size[N]()) / 8); need > len(c.scratch) {
 		c.scratch = make([]float64, need)
 	}
+	c.prepareDirect()
 	for at := 0; at < longest; at += step {
 		part := func(r int) []N {
-			return x[min(bounds[r]+at, bounds[r+1]):min(bounds[r]+at+step, bounds[r+1])]
+			return x[min(bounds.at(r)+at, bounds.at(r+1)):min(bounds.at(r)+at+step, bounds.at(r+1))]
 		}
 		own := part(rank)
 		parts := unsafe.Slice((*N)(unsafe.Pointer(unsafe.SliceData(c.scratch))), n*len(own))
@@ -311,7 +304,7 @@ func reduceScatter[N Number](ctx context.Context, c *Comm, o Operation, x []N, b
 		}
 		// This rank's own part is added directly from x.
 		c.send[rank], c.recv[rank] = nil, nil
-		if err := c.exchange(ctx, o); err != nil {
+		if err := c.exchangeDirect(ctx, o); err != nil {
 			return err
 		}
 		total := addUp(summands[N]{values: parts, each: len(own), own: rank, ownValues: own}, n, c.stages)
@@ -324,10 +317,7 @@ func reduceScatter[N Number](ctx context.Context, c *Comm, o Operation, x []N, b
 
 // AllReduce replaces x on all ranks with its sum over all ranks.
 func AllReduce[N Number](ctx context.Context, c *Comm, x []N) error {
-	n, bounds := c.Size(), c.even
-	for r := range bounds {
-		bounds[r] = len(x) * r / n
-	}
+	n, bounds := c.Size(), evenly(len(x), c.Size())
 	defer c.begin(ctx, OpAllReduce).end()
 	if err := reduceScatter(ctx, c, OpAllReduce, x, bounds); err != nil {
 		return err
@@ -369,6 +359,25 @@ func Recv[E Element](ctx context.Context, c *Comm, from int, x []E) error {
 	checkPeer(c, from)
 	defer waitsOf(ctx).begin().end()
 	return c.transport.Recv(ctx, from, bytesOf(x))
+}
+
+// prepareDirect allocates an entry for each rank, for exchanges with all ranks.
+func (c *Comm) prepareDirect() {
+	if c.send == nil {
+		c.send, c.recv = make([][]byte, c.Size()), make([][]byte, c.Size())
+	}
+}
+
+// exchangeDirect sends c.send[r] to every rank r and fills c.recv[r]. It counts the bytes, and
+// clears both slices for the next exchange.
+func (c *Comm) exchangeDirect(ctx context.Context, o Operation) error {
+	for r, data := range c.send {
+		c.count(o, r, len(data))
+	}
+	err := c.transport.AllToAll(ctx, c.send, c.recv)
+	clear(c.send)
+	clear(c.recv)
+	return err
 }
 
 // A Pending is an operation that was started.
@@ -498,18 +507,51 @@ func bytesOf[E Element](x []E) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(x))), len(x)*size[E]())
 }
 
-// piece returns the part of x between the bounds of rank r, as bytes.
-func piece[E Element](x []E, bounds []int, r int) []byte {
-	return bytesOf(x[bounds[r]:bounds[r+1]])
+// bounds divides a vector among the ranks of a group. Rank r has the elements from at(r) to
+// at(r+1).
+type bounds struct {
+	each            []int // of each rank, and the end of the last part; nil: an even division
+	elements, ranks int   // of an even division
 }
 
-func checkBounds(c *Comm, n int, bounds []int) {
-	ok := len(bounds) == c.Size()+1 && bounds[0] >= 0 && bounds[c.Size()] <= n
+func cut(each []int) bounds { return bounds{each: each} }
+
+func evenly(elements, ranks int) bounds { return bounds{elements: elements, ranks: ranks} }
+
+func (b bounds) at(r int) int {
+	if b.each == nil {
+		return b.elements * r / b.ranks
+	}
+	return b.each[r]
+}
+
+// longest returns the number of elements of the longest part of n ranks.
+func (b bounds) longest(n int) (longest int) {
+	if b.each == nil {
+		return (b.elements + n - 1) / n
+	}
+	for r := range n {
+		longest = max(longest, b.each[r+1]-b.each[r])
+	}
+	return longest
+}
+
+// piece returns the part of x that belongs to rank r, as bytes.
+func piece[E Element](x []E, bounds bounds, r int) []byte {
+	return bytesOf(x[bounds.at(r):bounds.at(r+1)])
+}
+
+func checkBounds(c *Comm, n int, bounds bounds) {
+	if bounds.each == nil && bounds.ranks > 0 {
+		return
+	}
+	each := bounds.each
+	ok := len(each) == c.Size()+1 && each[0] >= 0 && each[c.Size()] <= n
 	for r := 0; ok && r < c.Size(); r++ {
-		ok = bounds[r] <= bounds[r+1]
+		ok = each[r] <= each[r+1]
 	}
 	if !ok {
-		panic(fmt.Sprintf("comm: bounds %v do not fit %d elements and %d ranks", bounds, n, c.Size()))
+		panic(fmt.Sprintf("comm: bounds %v do not fit %d elements and %d ranks", each, n, c.Size()))
 	}
 }
 

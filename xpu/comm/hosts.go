@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"sync"
 	"unsafe"
 )
 
@@ -13,12 +14,21 @@ import (
 // A gather takes the opposite route. So a rank of n ranks on b hosts, a on each, sends at most
 // a-1 + b messages instead of n-1.
 type hosts struct {
+	*placement
+	own   int          // number of this rank's host
+	index int          // of this rank on its host
+	sums  *partialSums // of floating-point numbers
+}
+
+// A placement has the hosts of the ranks of a group.
+type placement struct {
 	of    []int   // number of each rank's host
 	ranks [][]int // of each host, in ascending order
-	own   int     // number of this rank's host
-	index int     // of this rank on its host
 
-	sums, counts partialSums // of floating-point numbers, and of integers
+	counts *partialSums // of integers
+
+	mu   sync.Mutex
+	sums map[string]*partialSums // of floating-point numbers, by the stages of their sums
 }
 
 // partialSums describes the sums that hosts send instead of the terms of their ranks. A partial sum
@@ -32,40 +42,88 @@ type partialSums struct {
 	beyond []int // stages of partial sums
 }
 
-// SetHosts sets the name of the host of each rank; all ranks set the same. With several hosts of
-// several ranks, exchanges then have two levels: inside a host and between hosts. No result changes
-// by a bit. Without SetHosts, all ranks are on one host.
-func (c *Comm) SetHosts(names []string) {
-	if len(names) != c.Size() {
-		panic(fmt.Sprintf("comm: %d hosts for %d ranks", len(names), c.Size()))
+// Hosts has the host of each rank of a run. Ranks that are goroutines of one process share it, so
+// that memory does not grow with the square of their number.
+type Hosts struct {
+	names []string
+
+	mu     sync.Mutex
+	groups map[hostsKey]*placement
+}
+
+// A hostsKey identifies a group of a mesh.
+type hostsKey struct {
+	shape    Shape
+	axes     Axes
+	group    int
+	first, n int // part of the group
+}
+
+// NewHosts returns the hosts with the given names, one for each rank of the world.
+func NewHosts(names []string) *Hosts {
+	return &Hosts{names: names, groups: map[hostsKey]*placement{}}
+}
+
+// Names returns the name of the host of each rank. The caller does not change it.
+func (h *Hosts) Names() []string { return h.names }
+
+// group returns the placement of n ranks of a rank's group, beginning with the given number.
+func (h *Hosts) group(s Shape, rank int, axes Axes, first, n int) *placement {
+	for _, axis := range axes.list() {
+		if s.Size(axis) == 1 { // the same ranks without this axis
+			axes &^= axis
+		}
 	}
-	h := &hosts{of: make([]int, len(names))}
+	key := hostsKey{s, axes, s.Index(rank, World&^axes), first, n}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.groups[key] == nil {
+		var names []string
+		for _, member := range s.Group(rank, axes)[first : first+n] {
+			names = append(names, h.names[member])
+		}
+		h.groups[key] = newPlacement(names)
+	}
+	return h.groups[key]
+}
+
+// newPlacement returns the placement of ranks on hosts with the given names.
+func newPlacement(names []string) *placement {
+	p := &placement{of: make([]int, len(names)), sums: map[string]*partialSums{}}
 	number := map[string]int{}
 	for rank, name := range names {
 		n, known := number[name]
 		if !known {
-			n = len(h.ranks)
-			number[name], h.ranks = n, append(h.ranks, nil)
+			n = len(p.ranks)
+			number[name], p.ranks = n, append(p.ranks, nil)
 		}
-		if rank == c.Rank() {
-			h.own, h.index = n, len(h.ranks[n])
-		}
-		h.of[rank], h.ranks[n] = n, append(h.ranks[n], rank)
+		p.of[rank], p.ranks[n] = n, append(p.ranks[n], rank)
 	}
-	c.hosts = h
-	c.divideSums()
+	p.counts = &partialSums{first: []int{0}}
+	for host, ranks := range p.ranks {
+		p.counts.size, p.counts.first = append(p.counts.size, len(ranks)), append(p.counts.first, host+1)
+		p.counts.place = append(p.counts.place, host)
+	}
+	return p
 }
 
-// divideSums sets the partial sums of the hosts.
-func (c *Comm) divideSums() {
-	h := c.hosts
-	if h == nil {
-		return
+// partialSums returns the partial sums of the hosts of floating-point numbers that are added in
+// stages.
+func (p *placement) partialSums(stages []int) *partialSums {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	key := fmt.Sprint(stages)
+	if p.sums[key] == nil {
+		p.sums[key] = p.divide(stages)
 	}
-	n := len(h.of)
-	unit := 1 // ranks of a partial sum of floating-point numbers: the largest undivided stage
-	for _, size := range c.stages {
-		if divided := slices.ContainsFunc(h.ranks, func(ranks []int) bool {
+	return p.sums[key]
+}
+
+func (p *placement) divide(stages []int) *partialSums {
+	n := len(p.of)
+	unit := 1 // ranks of a partial sum: the largest undivided stage
+	for _, size := range stages {
+		if divided := slices.ContainsFunc(p.ranks, func(ranks []int) bool {
 			for i, rank := range ranks {
 				if rank%size != i%size || rank/size != ranks[i-i%size]/size {
 					return true
@@ -76,23 +134,44 @@ func (c *Comm) divideSums() {
 			unit = size
 		}
 	}
-	h.sums, h.counts = partialSums{first: []int{0}, place: make([]int, n/unit)}, partialSums{first: []int{0}}
-	for host, ranks := range h.ranks {
+	sums := &partialSums{first: []int{0}, place: make([]int, n/unit)}
+	for host, ranks := range p.ranks {
 		for i := 0; i < len(ranks); i += unit {
-			h.sums.place[ranks[i]/unit] = h.sums.first[host] + i/unit
+			sums.place[ranks[i]/unit] = sums.first[host] + i/unit
 		}
-		h.sums.size = append(h.sums.size, unit)
-		h.sums.first = append(h.sums.first, h.sums.first[host]+len(ranks)/unit)
-		h.counts.size, h.counts.first = append(h.counts.size, len(ranks)), append(h.counts.first, host+1)
-		h.counts.place = append(h.counts.place, host)
+		sums.size = append(sums.size, unit)
+		sums.first = append(sums.first, sums.first[host]+len(ranks)/unit)
 	}
-	for _, size := range c.stages {
+	for _, size := range stages {
 		switch {
 		case size < unit:
-			h.sums.below = append(h.sums.below, size)
+			sums.below = append(sums.below, size)
 		case size > unit:
-			h.sums.beyond = append(h.sums.beyond, size/unit)
+			sums.beyond = append(sums.beyond, size/unit)
 		}
+	}
+	return sums
+}
+
+// SetHosts sets the name of the host of each rank; all ranks set the same. With several hosts of
+// several ranks, exchanges then have two levels: inside a host and between hosts. No result changes
+// by a bit. Without SetHosts, all ranks are on one host.
+func (c *Comm) SetHosts(names []string) { c.place(newPlacement(names)) }
+
+func (c *Comm) place(p *placement) {
+	if len(p.of) != c.Size() {
+		panic(fmt.Sprintf("comm: %d hosts for %d ranks", len(p.of), c.Size()))
+	}
+	own := p.of[c.Rank()]
+	index, _ := slices.BinarySearch(p.ranks[own], c.Rank())
+	c.hosts = &hosts{placement: p, own: own, index: index}
+	c.divideSums()
+}
+
+// divideSums sets the partial sums of the hosts.
+func (c *Comm) divideSums() {
+	if c.hosts != nil {
+		c.hosts.sums = c.hosts.partialSums(c.stages)
 	}
 }
 
@@ -113,15 +192,42 @@ func (h *hosts) relayed(i int) (first, end int) {
 	return (i*n + a - 1) / a, ((i+1)*n + a - 1) / a
 }
 
-// exchange sends c.send[r] to every rank r and fills c.recv[r]. It counts the bytes, and clears
-// both slices for the next exchange.
-func (c *Comm) exchange(ctx context.Context, o Operation) error {
-	for r, data := range c.send {
-		c.count(o, r, len(data))
+// sends adds a piece for another rank to the next exchange, and receives a piece from one.
+func (c *Comm) sends(to int, data []byte) {
+	if len(data) > 0 {
+		c.sent = append(c.sent, Piece{to, data})
 	}
-	err := c.transport.AllToAll(ctx, c.send, c.recv)
-	clear(c.send)
-	clear(c.recv)
+}
+
+func (c *Comm) receives(from int, data []byte) {
+	if len(data) > 0 {
+		c.received = append(c.received, Piece{from, data})
+	}
+}
+
+// exchange sends and receives the pieces that were added since the last exchange. It counts the
+// bytes.
+func (c *Comm) exchange(ctx context.Context, o Operation) (err error) {
+	for _, p := range c.sent {
+		c.count(o, p.Rank, len(p.Data))
+	}
+	if t, ok := c.transport.(exchanger); ok {
+		err = t.Exchange(ctx, c.sent, c.received)
+	} else {
+		c.prepareDirect()
+		for _, p := range c.sent {
+			c.send[p.Rank] = p.Data
+		}
+		for _, p := range c.received {
+			c.recv[p.Rank] = p.Data
+		}
+		err = c.transport.AllToAll(ctx, c.send, c.recv)
+		clear(c.send)
+		clear(c.recv)
+	}
+	clear(c.sent)
+	clear(c.received)
+	c.sent, c.received = c.sent[:0], c.received[:0]
 	return err
 }
 
@@ -138,17 +244,17 @@ func (c *Comm) count(o Operation, to, bytes int) {
 
 // allGatherByHosts gathers a part from each rank at its relay on each host, and then the relays'
 // parts inside each host.
-func allGatherByHosts[E Element](ctx context.Context, c *Comm, o Operation, x []E, bounds []int) error {
+func allGatherByHosts[E Element](ctx context.Context, c *Comm, o Operation, x []E, bounds bounds) error {
 	h, rank := c.hosts, c.Rank()
 	for host := range h.ranks {
 		if to := h.relay(host, rank); to != rank {
-			c.send[to] = piece(x, bounds, rank)
+			c.sends(to, piece(x, bounds, rank))
 		}
 	}
 	first, end := h.relayed(h.index)
 	for r := first; r < end; r++ {
 		if r != rank {
-			c.recv[r] = piece(x, bounds, r)
+			c.receives(r, piece(x, bounds, r))
 		}
 	}
 	if err := c.exchange(ctx, o); err != nil {
@@ -157,7 +263,8 @@ func allGatherByHosts[E Element](ctx context.Context, c *Comm, o Operation, x []
 	for i, r := range h.ranks[h.own] {
 		if r != rank {
 			from, to := h.relayed(i)
-			c.send[r], c.recv[r] = bytesOf(x[bounds[first]:bounds[end]]), bytesOf(x[bounds[from]:bounds[to]])
+			c.sends(r, bytesOf(x[bounds.at(first):bounds.at(end)]))
+			c.receives(r, bytesOf(x[bounds.at(from):bounds.at(to)]))
 		}
 	}
 	return c.exchange(ctx, o)
@@ -165,19 +272,19 @@ func allGatherByHosts[E Element](ctx context.Context, c *Comm, o Operation, x []
 
 // reduceScatterByHosts adds the terms inside each host, as far as the order of sums allows, and
 // then the partial sums of the hosts.
-func reduceScatterByHosts[N Number](ctx context.Context, c *Comm, o Operation, x []N, bounds []int) error {
+func reduceScatterByHosts[N Number](ctx context.Context, c *Comm, o Operation, x []N, bounds bounds) error {
 	h, n, rank := c.hosts, c.Size(), c.Rank()
-	sums := &h.sums
+	sums := h.sums
 	if _, halves := any(x).([]BF16); !halves && N(1)/2 == 0 {
-		sums = &h.counts
+		sums = h.counts
 	}
 	a, partial := len(h.ranks[h.own]), sums.first[h.own+1]-sums.first[h.own] // of this host
 	total := sums.first[len(h.ranks)]
-	longest := longestPart(bounds)
+	longest := bounds.longest(n)
 	step := segment / size[N]()
 	for at := 0; at < longest; at += step {
 		part := func(r int) []N {
-			return x[min(bounds[r]+at, bounds[r+1]):min(bounds[r]+at+step, bounds[r+1])]
+			return x[min(bounds.at(r)+at, bounds.at(r+1)):min(bounds.at(r)+at+step, bounds.at(r+1))]
 		}
 		elements := func(first, end int) (sum int) { // of parts of consecutive ranks
 			for r := first; r < end; r++ {
@@ -200,7 +307,7 @@ func reduceScatterByHosts[N Number](ctx context.Context, c *Comm, o Operation, x
 
 		for i, r := range h.ranks[h.own] {
 			from, to := h.relayed(i)
-			parts := x[bounds[from]:bounds[to]]
+			parts := x[bounds.at(from):bounds.at(to)]
 			if !complete {
 				parts = pack[:0]
 				for q := from; q < to; q++ {
@@ -212,7 +319,8 @@ func reduceScatterByHosts[N Number](ctx context.Context, c *Comm, o Operation, x
 				copy(terms[i*mine:], parts)
 				continue
 			}
-			c.send[r], c.recv[r] = bytesOf(parts), bytesOf(terms[i*mine:(i+1)*mine])
+			c.sends(r, bytesOf(parts))
+			c.receives(r, bytesOf(terms[i*mine:(i+1)*mine]))
 		}
 		if err := c.exchange(ctx, o); err != nil {
 			return err
@@ -238,12 +346,12 @@ func reduceScatterByHosts[N Number](ctx context.Context, c *Comm, o Operation, x
 			if q == rank {
 				copy(received[sums.first[h.own]*own:], parts)
 			} else {
-				c.send[q] = bytesOf(parts)
+				c.sends(q, bytesOf(parts))
 			}
 		}
 		for host := range h.ranks {
 			if from := h.relay(host, rank); from != rank {
-				c.recv[from] = bytesOf(received[sums.first[host]*own : sums.first[host+1]*own])
+				c.receives(from, bytesOf(received[sums.first[host]*own:sums.first[host+1]*own]))
 			}
 		}
 		if err := c.exchange(ctx, o); err != nil {
@@ -277,7 +385,8 @@ func allToAllByHosts[E Element](ctx context.Context, c *Comm, send []E, sendBoun
 			copy(lengths[i*width:], own[from:to])
 			continue
 		}
-		c.send[r], c.recv[r] = bytesOf(own[from:to]), bytesOf(lengths[i*width:(i+1)*width])
+		c.sends(r, bytesOf(own[from:to]))
+		c.receives(r, bytesOf(lengths[i*width:(i+1)*width]))
 	}
 	if err := c.exchange(ctx, OpAllToAll); err != nil {
 		return err
@@ -307,7 +416,8 @@ func allToAllByHosts[E Element](ctx context.Context, c *Comm, send []E, sendBoun
 		if r == rank {
 			copy(relayed[at:end], parts)
 		} else {
-			c.send[r], c.recv[r] = bytesOf(parts), bytesOf(relayed[at:end])
+			c.sends(r, bytesOf(parts))
+			c.receives(r, bytesOf(relayed[at:end]))
 		}
 		at = end
 	}
@@ -330,7 +440,7 @@ func allToAllByHosts[E Element](ctx context.Context, c *Comm, send []E, sendBoun
 		if q == rank {
 			kept = parts
 		} else {
-			c.send[q] = bytesOf(parts)
+			c.sends(q, bytesOf(parts))
 		}
 	}
 	rest := unordered
@@ -344,7 +454,7 @@ func allToAllByHosts[E Element](ctx context.Context, c *Comm, send []E, sendBoun
 			into, rest = rest[:sum], rest[sum:]
 		}
 		if from := h.relay(host, rank); from != rank {
-			c.recv[from] = bytesOf(into)
+			c.receives(from, bytesOf(into))
 		} else {
 			copy(into, kept)
 		}
@@ -406,10 +516,10 @@ func (c *Comm) tree(ctx context.Context, size, distance int, member bool, data [
 		case !member:
 		case distance < step && distance+step < size:
 			if to := at(distance + step); to >= 0 {
-				c.send[to] = data
+				c.sends(to, data)
 			}
 		case distance >= step && distance < 2*step:
-			c.recv[at(distance-step)] = data
+			c.receives(at(distance-step), data)
 		}
 		if err := c.exchange(ctx, OpBroadcast); err != nil {
 			return err

@@ -212,15 +212,10 @@ func (m *Mesh) SetInner(replicas int) {
 	m.groups[Data].SetInner(m.Size(EP), replicas*m.Size(EP))
 }
 
-// SetHosts sets the name of the host of each rank of the world, for all groups; see
-// [Comm.SetHosts].
-func (m *Mesh) SetHosts(names []string) {
+// SetHosts sets the hosts of the ranks of the world, for all groups; see [Comm.SetHosts].
+func (m *Mesh) SetHosts(hosts *Hosts) {
 	set := func(group *Comm, axes Axes, first, n int) {
-		var own []string
-		for _, rank := range m.Shape.Group(m.Rank(), axes)[first : first+n] {
-			own = append(own, names[rank])
-		}
-		group.SetHosts(own)
+		group.place(hosts.group(m.Shape, m.Rank(), axes, first, n))
 	}
 	set(m.world, World, 0, m.Ranks())
 	for axes, group := range m.groups {

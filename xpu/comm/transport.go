@@ -66,3 +66,16 @@ type Summer interface {
 	// transports, runs and numbers of ranks, but not between ranks.
 	Sum(ctx context.Context, x []float32) error
 }
+
+// A Piece is data for another rank, or from one.
+type Piece struct {
+	Rank int
+	Data []byte
+}
+
+// An exchanger is a [Transport] whose cost of an exchange depends on the number of pieces, not on
+// the number of ranks.
+type exchanger interface {
+	// Exchange is AllToAll with the pieces that are not empty, at most one for each other rank.
+	Exchange(ctx context.Context, send, recv []Piece) error
+}

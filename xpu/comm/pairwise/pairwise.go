@@ -10,6 +10,8 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
+
+	"mula/xpu/comm"
 )
 
 // Messages sends and receives messages between this rank and others. Messages between two ranks
@@ -85,6 +87,20 @@ func (g *Group) AllToAll(ctx context.Context, send, recv [][]byte) error {
 		if to := (g.rank + i) % g.size; len(send[to]) > 0 {
 			g.messages.Push(to, AllToAll, send[to])
 		}
+	}
+	return g.messages.Wait(ctx)
+}
+
+// Exchange sends pieces to other ranks, in their order, and receives pieces from other ranks.
+func (g *Group) Exchange(ctx context.Context, send, recv []comm.Piece) error {
+	if err := g.messages.Begin(ctx); err != nil {
+		return err
+	}
+	for _, p := range recv {
+		g.messages.Pull(p.Rank, AllToAll, p.Data)
+	}
+	for _, p := range send {
+		g.messages.Push(p.Rank, AllToAll, p.Data)
 	}
 	return g.messages.Wait(ctx)
 }
