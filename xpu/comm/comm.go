@@ -55,6 +55,7 @@ type Comm struct {
 
 	mu     sync.Mutex
 	queue  chan *Pending // of Start; nil before the first
+	last   Clock         // of the last operation of the queue; nil without simulated time
 	ended  chan struct{} // closed when the goroutine of the queue has ended
 	closed bool
 }
@@ -386,6 +387,8 @@ type Pending struct {
 	waits *Waits
 	done  chan struct{}
 	err   error
+
+	caller, own Clock // of the caller of Start, and of f; nil without simulated time
 }
 
 // Start runs f, which uses this group, in the background, after all operations started before. f
@@ -393,7 +396,12 @@ type Pending struct {
 // ended.
 func (c *Comm) Start(ctx context.Context, f func(ctx context.Context) error) *Pending {
 	background, waits := uncounted(ctx)
-	p := &Pending{f: func() error { return f(background) }, waits: waits, done: make(chan struct{})}
+	p := &Pending{waits: waits, done: make(chan struct{}), caller: ClockOf(ctx)}
+	if p.caller != nil {
+		p.own = p.caller.Fork()
+		background = WithClock(background, p.own)
+	}
+	p.f = func() error { return f(background) }
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
@@ -407,7 +415,11 @@ func (c *Comm) Start(ctx context.Context, f func(ctx context.Context) error) *Pe
 		go func() {
 			defer close(ended)
 			for p := range queue {
+				if p.own != nil && c.last != nil {
+					p.own.Join(c.last)
+				}
 				p.err = p.f()
+				c.last = p.own
 				close(p.done)
 			}
 		}()
@@ -420,6 +432,9 @@ func (c *Comm) Start(ctx context.Context, f func(ctx context.Context) error) *Pe
 func (p *Pending) Wait() error {
 	defer p.waits.begin().end()
 	<-p.done
+	if p.own != nil {
+		p.caller.Join(p.own)
+	}
 	return p.err
 }
 

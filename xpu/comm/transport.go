@@ -11,7 +11,8 @@ var ErrPeerLost = errors.New("a rank of the group is lost")
 
 // A Transport transfers bytes between the ranks of a group, numbered from 0. Each sub-package
 // implements one transport: [mula/xpu/comm/local] between goroutines, [mula/xpu/comm/tcp] between
-// processes, [mula/xpu/comm/mpi] with an MPI library. Computations are the task of [Comm], so that
+// processes, [mula/xpu/comm/mpi] with an MPI library, and [mula/xpu/comm/simulated] between
+// goroutines, with the time that a network would need. Computations are the task of [Comm], so that
 // all transports produce the same results. [mula/xpu/comm/transporttest] tests an implementation.
 //
 // All ranks of a group call the same methods of their transports in the same order, except Send and
