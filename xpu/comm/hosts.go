@@ -207,15 +207,21 @@ func (c *Comm) receives(from int, data []byte) {
 
 // exchange sends and receives the pieces that were added since the last exchange. It counts the
 // bytes.
-func (c *Comm) exchange(ctx context.Context, o Operation) (err error) {
-	for _, p := range c.sent {
+//
+// The piece that is sent first is the own-th of n equal parts of the pieces. Ranks that send pieces
+// to the same ranks have different numbers own, so that they do not all send to the same rank.
+func (c *Comm) exchange(ctx context.Context, o Operation, own, n int) (err error) {
+	first := own * len(c.sent) / n
+	c.sent = append(c.sent, c.sent[:first]...)
+	sent := c.sent[first:]
+	for _, p := range sent {
 		c.count(o, p.Rank, len(p.Data))
 	}
 	if t, ok := c.transport.(exchanger); ok {
-		err = t.Exchange(ctx, c.sent, c.received)
+		err = t.Exchange(ctx, sent, c.received)
 	} else {
 		c.prepareDirect()
-		for _, p := range c.sent {
+		for _, p := range sent {
 			c.send[p.Rank] = p.Data
 		}
 		for _, p := range c.received {
@@ -257,7 +263,7 @@ func allGatherByHosts[E Element](ctx context.Context, c *Comm, o Operation, x []
 			c.receives(r, piece(x, bounds, r))
 		}
 	}
-	if err := c.exchange(ctx, o); err != nil {
+	if err := c.exchange(ctx, o, rank%len(h.ranks), len(h.ranks)); err != nil {
 		return err
 	}
 	for i, r := range h.ranks[h.own] {
@@ -267,7 +273,7 @@ func allGatherByHosts[E Element](ctx context.Context, c *Comm, o Operation, x []
 			c.receives(r, bytesOf(x[bounds.at(from):bounds.at(to)]))
 		}
 	}
-	return c.exchange(ctx, o)
+	return c.exchange(ctx, o, h.index, len(h.ranks[h.own]))
 }
 
 // reduceScatterByHosts adds the terms inside each host, as far as the order of sums allows, and
@@ -322,7 +328,7 @@ func reduceScatterByHosts[N Number](ctx context.Context, c *Comm, o Operation, x
 			c.sends(r, bytesOf(parts))
 			c.receives(r, bytesOf(terms[i*mine:(i+1)*mine]))
 		}
-		if err := c.exchange(ctx, o); err != nil {
+		if err := c.exchange(ctx, o, h.index, a); err != nil {
 			return err
 		}
 		width := sums.size[h.own]
@@ -354,7 +360,7 @@ func reduceScatterByHosts[N Number](ctx context.Context, c *Comm, o Operation, x
 				c.receives(from, bytesOf(received[sums.first[host]*own:sums.first[host+1]*own]))
 			}
 		}
-		if err := c.exchange(ctx, o); err != nil {
+		if err := c.exchange(ctx, o, h.own, len(h.ranks)); err != nil {
 			return err
 		}
 		partials := summands[N]{values: received, each: own, own: -1, place: sums.place}
@@ -388,7 +394,7 @@ func allToAllByHosts[E Element](ctx context.Context, c *Comm, send []E, sendBoun
 		c.sends(r, bytesOf(own[from:to]))
 		c.receives(r, bytesOf(lengths[i*width:(i+1)*width]))
 	}
-	if err := c.exchange(ctx, OpAllToAll); err != nil {
+	if err := c.exchange(ctx, OpAllToAll, h.index, len(local)); err != nil {
 		return err
 	}
 
@@ -421,7 +427,7 @@ func allToAllByHosts[E Element](ctx context.Context, c *Comm, send []E, sendBoun
 		}
 		at = end
 	}
-	if err := c.exchange(ctx, OpAllToAll); err != nil {
+	if err := c.exchange(ctx, OpAllToAll, h.index, len(local)); err != nil {
 		return err
 	}
 
@@ -459,7 +465,7 @@ func allToAllByHosts[E Element](ctx context.Context, c *Comm, send []E, sendBoun
 			copy(into, kept)
 		}
 	}
-	if err := c.exchange(ctx, OpAllToAll); err != nil {
+	if err := c.exchange(ctx, OpAllToAll, h.own, len(h.ranks)); err != nil {
 		return err
 	}
 	for _, ranks := range h.ranks {
@@ -521,7 +527,7 @@ func (c *Comm) tree(ctx context.Context, size, distance int, member bool, data [
 		case distance >= step && distance < 2*step:
 			c.receives(at(distance-step), data)
 		}
-		if err := c.exchange(ctx, OpBroadcast); err != nil {
+		if err := c.exchange(ctx, OpBroadcast, 0, 1); err != nil {
 			return err
 		}
 	}

@@ -218,6 +218,25 @@ func TestCounts(t *testing.T) {
 	}
 }
 
+// In an exchange of two levels, ranks never wait for another rank that sends to the same rank: an
+// all-reduce lasts as long as the messages of one rank, 2·(a-1+b) on b hosts of a ranks.
+func TestMessagesDoNotCollide(t *testing.T) {
+	for _, hosts := range [][]int{{4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4}, {4, 4, 4, 4, 4, 4, 4, 4}} {
+		n := network(hosts...)
+		n.Inside, n.Between = simulated.Link{Message: 1, Rate: 1e12}, simulated.Link{Message: 1, Rate: 1e12}
+		w := run(t, n, func(ctx context.Context, c *comm.Comm) error {
+			return comm.AllReduce(ctx, c, make([]int64, 4*len(n.Hosts)))
+		})
+		last := 0.0
+		for rank := range n.Hosts {
+			last = max(last, w.Time(rank))
+		}
+		if want := float64(2 * (4 - 1 + len(hosts))); math.Round(last) > want+2 {
+			t.Errorf("%d hosts: an all-reduce lasts %.2f messages, want %.0f", len(hosts), last, want)
+		}
+	}
+}
+
 func TestFailure(t *testing.T) {
 	n := network(2, 2)
 	n.Failures = []simulated.Failure{{Rank: 2, At: 3.5}}
