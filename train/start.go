@@ -132,32 +132,26 @@ func (r *run) sameRun(ctx context.Context) error {
 		// may differ between machines
 		delete(own.Fields, name)
 	}
-	all, err := collective.Gather(ctx, r.ranks.World(), own)
-	if err != nil {
+	first := own
+	if err := collective.Broadcast(ctx, r.ranks.World(), &first); err != nil {
 		return err
 	}
-	first := all[0]
-	for rank, other := range all {
-		var err error
-		switch {
-		case other.Plan != first.Plan:
-			err = fmt.Errorf("this rank has plan %.16s…, but rank 0 has plan %.16s…; use the same file on all ranks",
-				other.Plan, first.Plan)
-		case other.Arithmetic != first.Arithmetic:
-			err = fmt.Errorf("this rank has the arithmetic of %s, but rank 0 has the arithmetic of %s; run on "+
-				"machines of one kind", other.Arithmetic, first.Arithmetic)
-		}
-		for _, name := range slices.Sorted(maps.Keys(first.Fields)) {
-			if err == nil && other.Fields[name] != first.Fields[name] {
-				err = fmt.Errorf("this rank has %s %s, but rank 0 has %s; use the same train.yaml on all ranks", name,
-					other.Fields[name], first.Fields[name])
-			}
-		}
-		if err != nil {
-			return collective.OfRank(r.ranks.Hosts, rank, err)
+	var err error
+	switch {
+	case own.Plan != first.Plan:
+		err = fmt.Errorf("this rank has plan %.16s…, but rank 0 has plan %.16s…; use the same file on all ranks",
+			own.Plan, first.Plan)
+	case own.Arithmetic != first.Arithmetic:
+		err = fmt.Errorf("this rank has the arithmetic of %s, but rank 0 has the arithmetic of %s; run on machines of "+
+			"one kind", own.Arithmetic, first.Arithmetic)
+	}
+	for _, name := range slices.Sorted(maps.Keys(first.Fields)) {
+		if err == nil && own.Fields[name] != first.Fields[name] {
+			err = fmt.Errorf("this rank has %s %s, but rank 0 has %s; use the same train.yaml on all ranks", name,
+				own.Fields[name], first.Fields[name])
 		}
 	}
-	return nil
+	return collective.Agree(ctx, r.ranks.World(), err)
 }
 
 // resumeFrom sets the state to the state of a checkpoint, or to the state before the first step. It
@@ -303,14 +297,12 @@ func (r *run) newOptimizer(ctx context.Context) error {
 	c, targets := r.config.Optimizer, int64(r.config.BatchSize)*int64(r.data.SequenceLength)
 	r.sharding = optimizer.NewSharding(r.ranks.Mesh, r.ranks.Within, r.config.Layout.Optimizer,
 		c.Name.NeedsWholeTensors(), r.config.Layout.sent(), r.device, r.model.Parameters(), r.model.Buckets())
+	r.sharding.ReducesSums = r.config.Layout.Norm == reduceNorms
 	sizes := make([]int, len(r.tensors))
 	for i, t := range r.tensors {
 		sizes[i] = int(t.Elements())
 	}
 	var err error
 	r.optimizer, err = optimizer.NewSharded(ctx, c, targets, r.device, r.model.Parameters(), sizes, r.sharding)
-	if err == nil && r.config.Layout.Norm == reduceNorms {
-		r.optimizer.ReduceSums()
-	}
 	return err
 }

@@ -93,9 +93,17 @@ func Agree(ctx context.Context, world *comm.Comm, err error) error {
 	if world.Size() == 1 {
 		return err
 	}
-	failures, gatherErr := Gather(ctx, world, FailureOf(err))
-	if gatherErr != nil {
-		return errors.Join(err, gatherErr)
+	failed := []int64{0}
+	if err != nil {
+		failed[0] = 1
+	}
+	lost := comm.AllReduce(ctx, world, failed)
+	if lost != nil || failed[0] == 0 { // usually, a rank receives only the number of failed ranks
+		return errors.Join(err, lost)
+	}
+	failures, lost := Gather(ctx, world, FailureOf(err))
+	if lost != nil {
+		return errors.Join(err, lost)
 	}
 	return Combine(world, failures, err)
 }

@@ -51,9 +51,30 @@ func Gather[T any](ctx context.Context, world *comm.Comm, value T) ([]T, error) 
 
 // Broadcast sets value to the value of rank 0. It sends JSON, as [Gather] does.
 func Broadcast[T any](ctx context.Context, world *comm.Comm, value *T) error {
-	all, err := Gather(ctx, world, *value)
-	if err == nil {
-		*value = all[0]
+	if world.Size() == 1 {
+		return nil
 	}
-	return err
+	var text []byte
+	var err error
+	if world.Rank() == 0 {
+		if text, err = json.Marshal(*value); err != nil {
+			text = nil // which the other ranks report as an invalid message
+		}
+	}
+	length := []int64{int64(len(text))}
+	if lost := comm.Broadcast(ctx, world, 0, length); lost != nil {
+		return errors.Join(err, lost)
+	}
+	if world.Rank() > 0 {
+		text = make([]byte, length[0])
+	}
+	if lost := comm.Broadcast(ctx, world, 0, text); lost != nil || err != nil {
+		return errors.Join(err, lost)
+	}
+	var sent T // without fields that only this rank has set
+	if err := json.Unmarshal(text, &sent); err != nil {
+		return fmt.Errorf("invalid message from rank 0: %w", err)
+	}
+	*value = sent
+	return nil
 }
