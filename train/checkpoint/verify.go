@@ -185,6 +185,16 @@ func allJudge(ctx context.Context, world *comm.Comm, err error) error {
 	if world.Size() == 1 {
 		return err
 	}
+	failed := []int64{0}
+	if err != nil {
+		failed[0] = 1
+	}
+	if lost := comm.AllReduce(ctx, world, failed); lost != nil {
+		return unjudged{lost}
+	}
+	if failed[0] == 0 {
+		return nil
+	}
 	all, gatherErr := collective.Gather(ctx, world, judgement{collective.FailureOf(err), err != nil && !damaged(err)})
 	if gatherErr != nil {
 		return unjudged{gatherErr}
@@ -208,16 +218,11 @@ func fromFirst[T any](ctx context.Context, world *comm.Comm, value *T, read func
 		return read()
 	}
 	var err error
-	var own *T
 	if world.Rank() == 0 {
-		err, own = read(), value
+		err = read()
 	}
-	values, gatherErr := collective.Gather(ctx, world, own)
-	if gatherErr != nil {
-		return unjudged{gatherErr}
-	}
-	if values[0] != nil { // JSON has no difference between a nil slice and a nil pointer to one
-		*value = *values[0]
+	if lost := collective.Broadcast(ctx, world, value); lost != nil {
+		return unjudged{lost}
 	}
 	return allJudge(ctx, world, err)
 }
