@@ -73,12 +73,12 @@ type Optimizer struct {
 	first []int     // number of the first block of each tensor, and last the number of all blocks
 	all   []float64 // summands over all blocks
 
-	reduced bool // see ReduceSums
+	reduced bool // see [Sharding.ReducesSums]
 
 	measuring, measured bool
 	before, change      []float64 // sums of squares for each block: of the weights, and of their change
-	ratios              []ratio   // for each tensor of the whole model; not with ReduceSums
-	// with ReduceSums: squares of the norms of the update and of the weights, for each of
+	ratios              []ratio   // for each tensor of the whole model; not with ReducesSums
+	// with ReducesSums: squares of the norms of the update and of the weights, for each of
 	// classes
 	groupUpdates, groupWeights []float64
 
@@ -404,6 +404,9 @@ func NewSharded(ctx context.Context, config Config, targets int64, device xpu.De
 		return nil, err
 	}
 	o.countBlocks(sizes)
+	if o.reduced = s.ReducesSums; o.reduced {
+		return o, nil
+	}
 	return o, s.countBlocks(ctx, o.blocks, parameters, o.first)
 }
 
@@ -468,14 +471,9 @@ func (o *Optimizer) everywhere(ctx context.Context, own []float64) ([]float64, e
 	return o.all, o.sharding.gatherSums(ctx, own, o.all)
 }
 
-// ReduceSums makes GradientNorm and UpdateRatios add the sums of blocks exactly and round the
-// result once. Ranks then exchange a few exact sums, instead of the sums of all blocks, whose
-// number grows with the model. All ranks call it, or none.
-func (o *Optimizer) ReduceSums() { o.reduced = true }
-
 // GradientNorm returns the Euclidean norm of the gradients of the whole model. Squares are summed
 // in float64 within each block, then over the blocks in the order of the model's tensors, or
-// exactly with [Optimizer.ReduceSums], so all ranks get the same bits. The norm is non-finite if
+// exactly with [Sharding.ReducesSums], so all ranks get the same bits. The norm is non-finite if
 // and only if some gradient is: the squares of finite float32 values cannot overflow a float64.
 func (o *Optimizer) GradientNorm(ctx context.Context) (float64, error) {
 	o.device.SumSquares(o.gradients, o.sums)
@@ -625,7 +623,7 @@ func (o *Optimizer) Measure(on bool) { o.measuring = on }
 
 // Ratio returns two Euclidean norms for a tensor, given by its number in the whole model: the norm
 // of the last step's change, weight decay included, and the norm of the weights before it. Both are
-// 0 if the step was not measured, or with [Optimizer.ReduceSums].
+// 0 if the step was not measured, or with [Sharding.ReducesSums].
 func (o *Optimizer) Ratio(tensor int) (update, weight float64) {
 	if !o.measured {
 		return 0, 0

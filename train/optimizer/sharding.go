@@ -28,6 +28,12 @@ import (
 // rounded as [comm.Comm] defines. All three schemes sum an element over ep and then over dp, so
 // that the results have the same bits. A rank owns parameters that are in no bucket.
 type Sharding struct {
+	// If ReducesSums is true, [Optimizer.GradientNorm] and [Optimizer.UpdateRatios] add the sums of
+	// blocks exactly, and round the result once. Ranks then exchange a few exact sums, instead of
+	// the sums of all blocks, whose number grows with the model. All ranks set it before
+	// [NewSharded].
+	ReducesSums bool
+
 	scheme  estimate.Scheme
 	mesh    *comm.Mesh
 	within  *comm.Comm // the ranks of [comm.EP]; nothing else uses this group

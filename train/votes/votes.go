@@ -62,7 +62,7 @@ type Votes struct {
 	decisions []float64 // what Exchange broadcasts
 
 	gathered []uint64 // the votes of all ranks, nil before Gather
-	bounds   []int    // of each rank's vote
+	bounds   []int    // of each rank's vote; nil before the first Gather
 }
 
 // The vote of a rank, in 64-bit words: voteHead, the entropies of the routers of its stage, and on
@@ -99,12 +99,8 @@ type Own struct {
 func New(ranks *group.Group, model moe.Config, batchSize, sources int) *Votes {
 	n := ranks.Size(comm.Data)
 	v := &Votes{ranks: ranks, model: model, stages: ranks.Size(comm.PP), slots: batchSize / ranks.Readers(),
-		sources: sources, section: sectionOf(n), decisions: make([]float64, decisionCount+ranks.Size(comm.PP)),
-		bounds: make([]int, ranks.Ranks()+1)}
+		sources: sources, section: sectionOf(n), decisions: make([]float64, decisionCount+ranks.Size(comm.PP))}
 	stage := ranks.OwnIndex(comm.PP)
-	for rank := range ranks.Ranks() {
-		v.bounds[rank+1] = v.bounds[rank] + v.voteWords(ranks.Index(rank, comm.PP))
-	}
 	v.own, v.other = make([]uint64, v.voteWords(stage)), make([]uint64, v.voteWords(stage))
 	v.counts = make([]int64, v.layers(stage)*model.Experts)
 	v.packed = make([]int64, len(v.counts))
@@ -225,6 +221,12 @@ func (v *Votes) Gather(ctx context.Context) error {
 		return nil
 	}
 	n := v.ranks.Ranks()
+	if v.bounds == nil {
+		v.bounds = make([]int, n+1)
+		for rank := range n {
+			v.bounds[rank+1] = v.bounds[rank] + v.voteWords(v.ranks.Index(rank, comm.PP))
+		}
+	}
 	v.gathered = make([]uint64, v.bounds[n])
 	copy(v.of(v.ranks.Rank()), v.own)
 	if err := comm.AllGather(ctx, v.ranks.World(), v.gathered, v.bounds); err != nil {
