@@ -34,8 +34,14 @@ func TestGather(t *testing.T) {
 		if err := Broadcast(context.Background(), world, &first); err != nil || first != 7 {
 			return fmt.Errorf("rank 0 sent %d: %w", first, err)
 		}
+		world.ResetTraffic()
 		if err := Agree(context.Background(), world, nil); err != nil {
 			return err
+		}
+		for _, sent := range world.Traffic() { // only the number of failed ranks is sent
+			if sent.Operation != comm.OpAllReduce && sent.Calls > 0 || sent.Bytes() > 2*8*6 {
+				return fmt.Errorf("to agree on nothing, a rank sends %d bytes by %s", sent.Bytes(), sent.Operation)
+			}
 		}
 		var own error
 		if rank%2 == 0 || rank > 4 {
