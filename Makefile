@@ -12,7 +12,7 @@ ENVIRONMENTS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/mula/conformance
 VERSION ?= $(patsubst v%,%,$(shell git describe --tags --match 'v[0-9]*' --dirty 2>/dev/null))
 LDFLAGS = $(if $(VERSION),-X mula/internal/version.number=$(VERSION))
 
-.PHONY: help build check dist man site screenshots test test-long race lint fmt fuzz bench bench-index bench-encoding bench-training bench-products bench-kernels bench-loaders pvc nvidia gpu gpu-programs conformance conformance-ids conformance-layouts conformance-huggingface slurm quickstart clean
+.PHONY: help build check dist man site screenshots test test-long race lint fmt fuzz bench bench-index bench-encoding bench-training bench-products bench-kernels bench-loaders simulate-ranks pvc nvidia gpu gpu-programs conformance conformance-ids conformance-layouts conformance-huggingface slurm quickstart clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 26
@@ -96,6 +96,9 @@ bench-products: ## matrix products: OpenBLAS, torch and mula side by side (ARGS=
 bench-loaders: build ## loaders: mula, Grain, MosaicML Streaming, Megatron core, datatrove, OLMo-core side by side (15 minutes; ARGS='--megabytes 2000 --rounds 1')
 	conformance/environments.sh $(ENVIRONMENTS) loaders
 	$(ENVIRONMENTS)/loaders/bin/python benchmarks/loaders.py $(ARGS)
+
+simulate-ranks: ## the trainer on 384 to 12,288 simulated ranks, compared with mula estimate; writes benchmarks/ranks.md and ranks.svg (needs 16 GB of memory)
+	MULA_SIMULATE_RANKS=$(CURDIR)/benchmarks/ranks $(GO) test -count=1 -timeout 60m -run TestSimulateRanks -v ./train
 
 bench-kernels: ## every command of the device at mula-mini's sizes: processor, OpenCL and floor; writes the tables of benchmarks/kernels.md (ARGS='-rows 4 -precision bf16')
 	$(GO) run ./benchmarks/kernels -table benchmarks/kernels.md $(ARGS)
