@@ -98,7 +98,7 @@ bench-loaders: build ## loaders: mula, Grain, MosaicML Streaming, Megatron core,
 	$(ENVIRONMENTS)/loaders/bin/python benchmarks/loaders.py $(ARGS)
 
 simulate-ranks: ## the trainer on 384 to 12,288 simulated ranks, compared with mula estimate; writes benchmarks/ranks.md and ranks.svg (needs 16 GB of memory)
-	MULA_SIMULATE_RANKS=$(CURDIR)/benchmarks/ranks $(GO) test -count=1 -timeout 60m -run TestSimulateRanks -v ./train
+	GOGC=70 MULA_SIMULATE_RANKS=$(CURDIR)/benchmarks/ranks $(GO) test -count=1 -timeout 60m -run TestSimulateRanks -v ./train
 
 bench-kernels: ## every command of the device at mula-mini's sizes: processor, OpenCL and floor; writes the tables of benchmarks/kernels.md (ARGS='-rows 4 -precision bf16')
 	$(GO) run ./benchmarks/kernels -table benchmarks/kernels.md $(ARGS)

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"sync"
@@ -200,7 +201,7 @@ func TestSimulateRanks(t *testing.T) {
 			quantity.Grouped(s.Messages), s.Mean, s.Inside/1e3, s.Between/1e3, float64(s.Memory)/1e9)
 		table.WriteString(line)
 		t.Log(line)
-		runtime.GC()
+		debug.FreeOSMemory()
 		if err := os.WriteFile(path+".md", table.Bytes(), 0o644); err != nil {
 			t.Fatal(err)
 		}
