@@ -166,12 +166,23 @@ func (d *dispatch) forward(ctx context.Context, m *Model, l *layer, st *saved, n
 	if err := d.address(ctx, m, st, way); err != nil {
 		return d.failed(number, "sending choices of experts", err)
 	}
-	if err := d.sort(way); err != nil {
+	received, err := d.kept(m, number).x.take(d.dev, xpu.Float32, way.tokens(), h)
+	if err != nil {
+		return d.failed(number, "allocating buffers", err)
+	}
+	sending := d.comm.Start(ctx, // the tokens are ordered by expert meanwhile
+		func(ctx context.Context) error { return d.deliver(ctx, m, way, received, m.ws.h) })
+	err = d.sort(way)
+	if err := sending.Wait(); err != nil {
+		return d.failed(number, "sending tokens to their experts", err)
+	}
+	if err != nil {
 		return d.failed(number, "ordering tokens by expert", err)
 	}
-	if err := d.expand(ctx, m, l, st, number); err != nil {
-		return err
+	if received, err = d.use(m, number); err != nil {
+		return d.failed(number, "allocating buffers", err)
 	}
+	m.expand(l, &way.own, received)
 	m.contract(l, &way.own)
 	back, err := d.sumRows(ctx, m, way, h, m.ws.expert)
 	if err == nil {
@@ -220,8 +231,8 @@ func (d *dispatch) deliver(ctx context.Context, m *Model, way *ways, received, x
 	return nil
 }
 
-// expand delivers the normalised inputs in ws.h and computes the gate and up projections. The
-// backward pass calls it again if their results were not kept.
+// expand delivers the normalised inputs in ws.h and computes the gate and up projections, if the
+// results of the forward pass were not kept.
 func (d *dispatch) expand(ctx context.Context, m *Model, l *layer, _ *saved, number int) error {
 	way := &m.ws.ways[number]
 	x, err := d.use(m, number)
@@ -321,16 +332,22 @@ func (d *dispatch) sort(way *ways) (err error) {
 	return nil
 }
 
+// kept returns the memory of a layer for the values that its backward pass needs.
+func (d *dispatch) kept(m *Model, number int) *layerMemory {
+	w := &m.ws
+	switch {
+	case !w.shape.train:
+		return &w.memory[0]
+	case !w.shape.recompute.experts():
+		return &w.memory[number]
+	}
+	return &d.memory
+}
+
 // use points the buffers whose sizes depend on the routing to their memory, and returns the buffer
 // for the expert inputs.
 func (d *dispatch) use(m *Model, number int) (x xpu.Tensor, err error) {
-	w, way, memory := &m.ws, &m.ws.ways[number], &d.memory
-	switch {
-	case !w.shape.train:
-		memory = &w.memory[0]
-	case !w.shape.recompute.experts():
-		memory = &w.memory[number]
-	}
+	w, way, memory := &m.ws, &m.ws.ways[number], d.kept(m, number)
 	h, ffn, rows := d.c.HiddenSize, d.c.IntermediateSize, way.own.routing.TokenOf.Dim(0)
 	take := func(s *stock, shape ...int) (t xpu.Tensor) {
 		if err == nil {
