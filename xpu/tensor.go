@@ -8,7 +8,7 @@ import (
 // DType is the type of a tensor's elements in memory.
 type DType uint8
 
-// The types of elements. A device may refuse to allocate BFloat16.
+// The types of elements.
 const (
 	Float32 DType = iota
 	BFloat16

@@ -20,7 +20,8 @@ var families = []struct {
 	rounds bool // operations that round operands to the precision of the device
 }{
 	{"memory", memoryFamily, false},
-	{"bf16", halvesFamily, true},
+	{"bf16", halvesFamily, false},
+	{"bf16 products", halfProductsFamily, true},
 	{"products", productsFamily, true},
 	{"attention", attentionFamily, true},
 	{"heads", headsFamily, false},
@@ -50,6 +51,9 @@ func RunRounding(t *testing.T, d xpu.Device, tolerance float64) {
 		}
 	}
 }
+
+// RunHalfProducts checks products with operands and results of [xpu.BFloat16].
+func RunHalfProducts(t *testing.T, d xpu.Device) { halfProductsFamily(t, d, 0) }
 
 // A tester is a test, or one attempt of a property test.
 type tester interface {

@@ -11,13 +11,8 @@ import (
 	"mula/xpu"
 )
 
-// halvesFamily checks tensors of bf16, if the device allocates them.
+// halvesFamily checks tensors of bf16.
 func halvesFamily(t *testing.T, d xpu.Device, _ float64) {
-	x, err := d.New(xpu.BFloat16, 3)
-	if err != nil {
-		t.Skip(err)
-	}
-	d.Release(x)
 	t.Run("numbers", func(t *testing.T) { halfNumbers(t, d) })
 	t.Run("elements", func(t *testing.T) {
 		rapid.Check(t, func(t *rapid.T) { halfElements(t, d) })
@@ -28,9 +23,24 @@ func halvesFamily(t *testing.T, d xpu.Device, _ float64) {
 	t.Run("gradients", func(t *testing.T) {
 		rapid.Check(t, func(t *rapid.T) { halfGradients(t, d) })
 	})
+	t.Run("products", func(t *testing.T) {
+		rapid.Check(t, func(t *rapid.T) { halfProducts(t, d) })
+	})
+	t.Run("transfers", func(t *testing.T) { halfTransfers(t, d) })
 	t.Run("updates", func(t *testing.T) {
 		rapid.Check(t, func(t *rapid.T) { halfUpdates(t, d) })
 	})
+}
+
+// halfProductsFamily checks products with tensors of bf16, at sizes around the sizes of tiles.
+func halfProductsFamily(t *testing.T, d xpu.Device, _ float64) {
+	for i, x := range []struct {
+		m, n, k    int
+		accumulate bool
+	}{{33, 65, 40, false}, {33, 65, 40, true}, {129, 70, 20, true}, {3, 5, 2100, false}, {3, 5, 2100, true}} {
+		c := halfCase{t, d, rand.New(rand.NewPCG(uint64(i), 0))}
+		c.products(x.m, x.n, x.k, xpu.MatMulOptions{Accumulate: x.accumulate})
+	}
 }
 
 // halfNumbers rounds every kind of number, to nearest even, by Write and by Copy.
@@ -71,6 +81,27 @@ func halfNumbers(t *testing.T, d xpu.Device) {
 	}
 }
 
+// halfTransfers copies bf16 beside other commands.
+func halfTransfers(t *testing.T, d xpu.Device) {
+	x, y := uploadHalves(t, d, []uint16{0x3f80, 0x4000, 0x4040}), upload(t, d, make([]float32, 3))
+	copies := d.Transfers()
+	bits, floats := make([]uint16, 2), make([]float32, 3)
+	if err := copies.ReadHalves(t.Context(), bits, x.Rows(1, 3)); err != nil ||
+		!slices.Equal(bits, []uint16{0x4000, 0x4040}) {
+		t.Errorf("read %x, %v", bits, err)
+	}
+	copies.WriteHalves(x.Rows(0, 1), []uint16{0x40a0})
+	copies.Write(x.Rows(1, 2), []float32{math.Nextafter32(7, 8)})
+	if err := copies.Read(t.Context(), floats, x); err != nil || !slices.Equal(floats, []float32{5, 7, 3}) {
+		t.Errorf("read %v, %v", floats, err)
+	}
+	copies.Copy(y, x)
+	copies.Join()
+	if got := read(t, d, y); !slices.Equal(got, floats) {
+		t.Errorf("copied %v, want %v", got, floats)
+	}
+}
+
 // halfElements copies parts of any length, and compares checksums.
 func halfElements(t *rapid.T, d xpu.Device) {
 	n := rapid.IntRange(0, 300).Draw(t, "n")
@@ -100,73 +131,129 @@ func halfBits(r *rand.Rand, n int) []uint16 {
 	return bits
 }
 
-// halfOperands runs each command that accepts an operand of bf16, and the same command with the
-// same numbers in float32. Both must compute the same bits.
-func halfOperands(t *rapid.T, d xpu.Device) {
-	size := func(name string, most int) int { return rapid.IntRange(1, most).Draw(t, name) }
-	r := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 1))
-	// both returns the same numbers in either type
-	both := func(shape ...int) [2]xpu.Tensor {
-		n, _ := xpu.Elements(shape)
-		half := uploadHalves(t, d, halfBits(r, n), shape...)
-		return [2]xpu.Tensor{upload(t, d, read(t, d, half), shape...), half}
-	}
-	// same runs a command with either type and compares the results.
-	same := func(name string, shape []int, run func(dst xpu.Tensor, kind int)) {
-		n, _ := xpu.Elements(shape)
-		x := random(r, n)
-		var results [2][]float32
-		for kind := range results {
-			dst := upload(t, d, x, shape...)
-			run(dst, kind)
-			results[kind] = read(t, d, dst)
-		}
-		if !equalBits(results[0], results[1]) {
-			t.Errorf("%s: float32 %v, bf16 %v", name, results[0], results[1])
-		}
-	}
-	floats := func(shape ...int) xpu.Tensor {
-		n, _ := xpu.Elements(shape)
-		return upload(t, d, random(r, n), shape...)
-	}
+// A halfCase makes the operands of a case from random numbers.
+type halfCase struct {
+	tester
+	d xpu.Device
+	r *rand.Rand
+}
 
-	m, n, k := size("m", 200), size("n", 70), size("k", 600)
-	o := xpu.MatMulOptions{Accumulate: rapid.Bool().Draw(t, "accumulate")}
-	a, b, transposed := floats(m, k), both(k, n), both(n, k)
-	same("MatMul", []int{m, n}, func(dst xpu.Tensor, kind int) { d.MatMul(dst, a, b[kind], o) })
-	same("MatMul, b transposed", []int{m, n}, func(dst xpu.Tensor, kind int) {
+func newHalfCase(t *rapid.T, d xpu.Device) halfCase {
+	return halfCase{t, d, rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 1))}
+}
+
+// drawSize draws a size from 1 to most.
+func drawSize(t *rapid.T, name string, most int) int {
+	return rapid.IntRange(1, max(1, most)).Draw(t, name)
+}
+
+func (c halfCase) floats(shape ...int) xpu.Tensor {
+	n, _ := xpu.Elements(shape)
+	return upload(c, c.d, random(c.r, n), shape...)
+}
+
+// both returns the same numbers in either type.
+func (c halfCase) both(shape ...int) [2]xpu.Tensor {
+	n, _ := xpu.Elements(shape)
+	half := uploadHalves(c, c.d, halfBits(c.r, n), shape...)
+	return [2]xpu.Tensor{upload(c, c.d, read(c, c.d, half), shape...), half}
+}
+
+// same runs a command with either type and compares the results.
+func (c halfCase) same(name string, shape []int, run func(dst xpu.Tensor, kind int)) {
+	n, _ := xpu.Elements(shape)
+	x := random(c.r, n)
+	var results [2][]float32
+	for kind := range results {
+		dst := upload(c, c.d, x, shape...)
+		run(dst, kind)
+		results[kind] = read(c, c.d, dst)
+	}
+	if !equalBits(results[0], results[1]) {
+		c.Errorf("%s: float32 %v, bf16 %v", name, results[0], results[1])
+	}
+}
+
+// adds compares the results of run, which adds to a gradient of the given shape if add is set, and
+// otherwise sets it. The result is the rounded sum of the gradient and of the result in float32,
+// from zero.
+func (c halfCase) adds(name string, add bool, shape []int, run func(dst xpu.Tensor)) {
+	n, _ := xpu.Elements(shape)
+	before := halfBits(c.r, n)
+	wide, half := upload(c, c.d, make([]float32, n), shape...), uploadHalves(c, c.d, before, shape...)
+	run(wide)
+	run(half)
+	got, product := readHalves(c, c.d, half), read(c, c.d, wide)
+	for i, x := range product {
+		if add {
+			x += math.Float32frombits(uint32(before[i]) << 16)
+		}
+		if want := uint16(math.Float32bits(roundBF16(x)) >> 16); got[i] != want {
+			c.Fatalf("%s: element %d of %v is %x, want %x: %x and %v", name, i, shape, got[i], want, before[i],
+				product[i])
+		}
+	}
+}
+
+// halfProducts draws the sizes of products with at most 2²⁰ multiplications.
+func halfProducts(t *rapid.T, d xpu.Device) {
+	c, k := newHalfCase(t, d), drawSize(t, "k", 2500)
+	m := drawSize(t, "m", min(200, 1<<20/k))
+	n := drawSize(t, "n", min(70, 1<<20/k/m))
+	c.products(m, n, k, xpu.MatMulOptions{Accumulate: rapid.Bool().Draw(t, "accumulate")})
+}
+
+// products runs each product with a right operand of bf16, and with the same numbers in float32.
+// Both must compute the same bits. Then it runs each product that adds to a gradient of bf16.
+func (c halfCase) products(m, n, k int, o xpu.MatMulOptions) {
+	d := c.d
+	a, b, transposed := c.floats(m, k), c.both(k, n), c.both(n, k)
+	c.same("MatMul", []int{m, n}, func(dst xpu.Tensor, kind int) { d.MatMul(dst, a, b[kind], o) })
+	c.same("MatMul, b transposed", []int{m, n}, func(dst xpu.Tensor, kind int) {
 		d.MatMul(dst, a, transposed[kind].T(), o)
 	})
-
-	groups := both(3, k, n)
-	counts := uploadInts(t, d, []int32{int32(m / 3), 0, int32(m - m/3)})
-	columns := both(3, n, k)
-	same("GroupedMatMul", []int{m, n}, func(dst xpu.Tensor, kind int) {
-		d.GroupedMatMul(dst, a, groups[kind], counts, o)
+	groups, columns := c.both(3, k, n), c.both(3, n, k)
+	counts := func(rows int) xpu.Tensor {
+		return uploadInts(c, d, []int32{int32(rows / 3), 0, int32(rows - rows/3)})
+	}
+	rows := counts(m)
+	c.same("GroupedMatMul", []int{m, n}, func(dst xpu.Tensor, kind int) {
+		d.GroupedMatMul(dst, a, groups[kind], rows, o)
 	})
-	same("GroupedMatMul, b transposed", []int{m, n}, func(dst xpu.Tensor, kind int) {
-		d.GroupedMatMul(dst, a, columns[kind].T(), counts, o)
+	c.same("GroupedMatMul, b transposed", []int{m, n}, func(dst xpu.Tensor, kind int) {
+		d.GroupedMatMul(dst, a, columns[kind].T(), rows, o)
 	})
+	x, y, terms := c.floats(k, m), c.floats(k, n), counts(k)
+	c.adds("MatMul", o.Accumulate, []int{m, n}, func(dst xpu.Tensor) { d.MatMul(dst, x.T(), y, o) })
+	c.adds("GroupedWeightGrad", o.Accumulate, []int{3, m, n}, func(dst xpu.Tensor) {
+		d.GroupedWeightGrad(dst, x, y, terms, o)
+	})
+}
 
-	table := both(5, n)
+// halfOperands runs each command but products that accepts an operand of bf16, and the same command
+// with the same numbers in float32. Both must compute the same bits.
+func halfOperands(t *rapid.T, d xpu.Device) {
+	c := newHalfCase(t, d)
+	m, n := drawSize(t, "m", 200), drawSize(t, "n", 70)
+	table := c.both(5, n)
 	ids := make([]int32, m)
 	for i := range ids {
-		ids[i] = int32(r.IntN(5))
+		ids[i] = int32(c.r.IntN(5))
 	}
 	numbers := uploadInts(t, d, ids)
-	same("Embed", []int{m, n}, func(dst xpu.Tensor, kind int) { d.Embed(dst, table[kind], numbers) })
+	c.same("Embed", []int{m, n}, func(dst xpu.Tensor, kind int) { d.Embed(dst, table[kind], numbers) })
 
-	weight, x := both(n), floats(m, n)
-	norm := xpu.Norm{Epsilon: 1e-5, RStd: floats(m)}
+	weight, x := c.both(n), c.floats(m, n)
+	norm := xpu.Norm{Epsilon: 1e-5, RStd: c.floats(m)}
 	withWeight := func(kind int) xpu.Norm {
 		n := norm
 		n.Weight = weight[kind]
 		return n
 	}
-	same("Normalize", []int{m, n}, func(dst xpu.Tensor, kind int) { d.Normalize(dst, x, withWeight(kind), false) })
-	dy, dw := random(r, m*n), random(r, n)
+	c.same("Normalize", []int{m, n}, func(dst xpu.Tensor, kind int) { d.Normalize(dst, x, withWeight(kind), false) })
+	dy, dw := random(c.r, m*n), random(c.r, n)
 	var dweights [2][]float32
-	same("NormGrad", []int{m, n}, func(dst xpu.Tensor, kind int) {
+	c.same("NormGrad", []int{m, n}, func(dst xpu.Tensor, kind int) {
 		dweight := upload(t, d, dw)
 		d.NormGrad(dst, upload(t, d, dy, m, n), x, withWeight(kind), dweight)
 		dweights[kind] = read(t, d, dweight)
@@ -175,19 +262,17 @@ func halfOperands(t *rapid.T, d xpu.Device) {
 		t.Errorf("NormGrad: dweight in float32 %v, in bf16 %v", dweights[0], dweights[1])
 	}
 
-	tokens, half := min(m, 9), size("half of a head", 9)
+	tokens, half := min(m, 9), drawSize(t, "half of a head", 9)
 	width := 3 * 2 * half
-	q, kv := both(width/3), both(width/3)
-	p := xpu.Projections{QKV: floats(tokens, width), Epsilon: 1e-5, RQ: floats(tokens), RK: floats(tokens),
-		Cos: floats(tokens, half), Sin: floats(tokens, half), K: floats(1, 1, tokens, 2*half),
-		V: floats(1, 1, tokens, 2*half)}
+	q, kv := c.both(width/3), c.both(width/3)
+	p := c.projections(tokens, half)
 	withWeights := func(kind int) xpu.Projections {
 		p := p
 		p.QWeight, p.KWeight = q[kind], kv[kind]
 		return p
 	}
 	var keys [2][]float32
-	same("SplitHeads", []int{1, 1, tokens, 2 * half}, func(dst xpu.Tensor, kind int) {
+	c.same("SplitHeads", []int{1, 1, tokens, 2 * half}, func(dst xpu.Tensor, kind int) {
 		p := withWeights(kind)
 		p.Q = dst
 		d.SplitHeads(p)
@@ -196,10 +281,9 @@ func halfOperands(t *rapid.T, d xpu.Device) {
 	if !equalBits(keys[0], keys[1]) {
 		t.Errorf("SplitHeads: keys in float32 %v, in bf16 %v", keys[0], keys[1])
 	}
-	p.Q = floats(1, 1, tokens, 2*half)
-	dk, dv, dq := floats(1, 1, tokens, 2*half), floats(1, 1, tokens, 2*half), random(r, 2*width/3)
+	dk, dv, dq := c.floats(1, 1, tokens, 2*half), c.floats(1, 1, tokens, 2*half), random(c.r, 2*width/3)
 	var gradients [2][]float32
-	same("JoinHeads", []int{tokens, width}, func(dst xpu.Tensor, kind int) {
+	c.same("JoinHeads", []int{tokens, width}, func(dst xpu.Tensor, kind int) {
 		weights := upload(t, d, dq, 2, width/3)
 		d.JoinHeads(withWeights(kind), dst, dk, dv, weights.Index(0), weights.Index(1))
 		gradients[kind] = read(t, d, weights)
@@ -209,64 +293,36 @@ func halfOperands(t *rapid.T, d xpu.Device) {
 	}
 }
 
-// halfGradients runs each command that adds to a gradient of bf16. The result is the rounded sum of
-// the gradient and of the same command's result in float32, from zero.
+// projections returns projections of tokens to one head of 2·half numbers.
+func (c halfCase) projections(tokens, half int) xpu.Projections {
+	head := func() xpu.Tensor { return c.floats(1, 1, tokens, 2*half) }
+	return xpu.Projections{QKV: c.floats(tokens, 6*half), Epsilon: 1e-5, RQ: c.floats(tokens), RK: c.floats(tokens),
+		Cos: c.floats(tokens, half), Sin: c.floats(tokens, half), Q: head(), K: head(), V: head()}
+}
+
+// halfGradients runs each command but products that adds to a gradient of bf16.
 func halfGradients(t *rapid.T, d xpu.Device) {
-	size := func(name string, most int) int { return rapid.IntRange(1, most).Draw(t, name) }
-	r := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 2))
-	floats := func(shape ...int) xpu.Tensor {
-		n, _ := xpu.Elements(shape)
-		return upload(t, d, random(r, n), shape...)
-	}
-	// adds compares the results of run, which adds to a gradient of the given shape if add is set,
-	// and otherwise sets it.
-	adds := func(name string, add bool, shape []int, run func(dst xpu.Tensor)) {
-		n, _ := xpu.Elements(shape)
-		before := halfBits(r, n)
-		wide, half := upload(t, d, make([]float32, n), shape...), uploadHalves(t, d, before, shape...)
-		run(wide)
-		run(half)
-		got, product := readHalves(t, d, half), read(t, d, wide)
-		for i, x := range product {
-			if add {
-				x += math.Float32frombits(uint32(before[i]) << 16)
-			}
-			if want := uint16(math.Float32bits(roundBF16(x)) >> 16); got[i] != want {
-				t.Fatalf("%s: element %d of %v is %x, want %x: %x and %v", name, i, shape, got[i], want, before[i],
-					product[i])
-			}
-		}
-	}
-
-	m, n, k := size("m", 200), size("n", 70), size("k", 2500)
-	o := xpu.MatMulOptions{Accumulate: rapid.Bool().Draw(t, "accumulate")}
-	a, b := floats(k, m), floats(k, n)
-	adds("MatMul", o.Accumulate, []int{m, n}, func(dst xpu.Tensor) { d.MatMul(dst, a.T(), b, o) })
-	counts := uploadInts(t, d, []int32{int32(k / 3), 0, int32(k - k/3)})
-	adds("GroupedWeightGrad", o.Accumulate, []int{3, m, n}, func(dst xpu.Tensor) {
-		d.GroupedWeightGrad(dst, a, b, counts, o)
-	})
-
+	c := newHalfCase(t, d)
+	m, n, k := drawSize(t, "m", 200), drawSize(t, "n", 70), drawSize(t, "k", 600)
 	ids := make([]int32, k)
 	for i := range ids {
-		ids[i] = int32(r.IntN(5))
+		ids[i] = int32(c.r.IntN(5))
 	}
-	numbers := uploadInts(t, d, ids)
-	adds("EmbedGrad", true, []int{5, n}, func(dst xpu.Tensor) { d.EmbedGrad(dst, b, numbers, 3) })
+	numbers, b := uploadInts(t, d, ids), c.floats(k, n)
+	c.adds("EmbedGrad", true, []int{5, n}, func(dst xpu.Tensor) { d.EmbedGrad(dst, b, numbers, 3) })
 
-	x, dy := floats(m, n), random(r, m*n)
-	norm := xpu.Norm{Epsilon: 1e-5, Weight: floats(n), RStd: floats(m)}
-	adds("NormGrad", true, []int{n}, func(dst xpu.Tensor) {
+	x, dy := c.floats(m, n), random(c.r, m*n)
+	norm := xpu.Norm{Epsilon: 1e-5, Weight: c.floats(n), RStd: c.floats(m)}
+	c.adds("NormGrad", true, []int{n}, func(dst xpu.Tensor) {
 		d.NormGrad(upload(t, d, make([]float32, m*n), m, n), upload(t, d, dy, m, n), x, norm, dst)
 	})
 
-	tokens, half := min(m, 9), size("half of a head", 9)
+	tokens, half := min(m, 9), drawSize(t, "half of a head", 9)
 	width := 3 * 2 * half
-	p := xpu.Projections{QKV: floats(tokens, width), Epsilon: 1e-5, RQ: floats(tokens), RK: floats(tokens),
-		QWeight: floats(width / 3), KWeight: floats(width / 3), Cos: floats(tokens, half), Sin: floats(tokens, half),
-		Q: floats(1, 1, tokens, 2*half), K: floats(1, 1, tokens, 2*half), V: floats(1, 1, tokens, 2*half)}
-	dk, dv, dqkv := floats(1, 1, tokens, 2*half), floats(1, 1, tokens, 2*half), random(r, tokens*width)
-	adds("JoinHeads", true, []int{2, width / 3}, func(dst xpu.Tensor) {
+	p := c.projections(tokens, half)
+	p.QWeight, p.KWeight = c.floats(width/3), c.floats(width/3)
+	dk, dv, dqkv := c.floats(1, 1, tokens, 2*half), c.floats(1, 1, tokens, 2*half), random(c.r, tokens*width)
+	c.adds("JoinHeads", true, []int{2, width / 3}, func(dst xpu.Tensor) {
 		d.JoinHeads(p, upload(t, d, dqkv, tokens, width), dk, dv, dst.Index(0), dst.Index(1))
 	})
 }

@@ -56,22 +56,23 @@ kernel void end_tokens(MEMORY(int, ends), MEMORY(const int, order), MEMORY(const
 // The gradient of an embedding. Group (place, part) of the grid adds to columns part·columns, … of the row of dtable that is the id's whose first token
 // is at that place the rows of dx of all its tokens.
 kernel __attribute__((reqd_work_group_size(GROUP, 1, 1)))
-void embed_grad(MEMORY(float, dtable), MEMORY(const float, dx), MEMORY(const int, ids), MEMORY(const int, order), MEMORY(const int, ends),
+void embed_grad(TYPED(void, dtable), MEMORY(const float, dx), MEMORY(const int, ids), MEMORY(const int, order), MEMORY(const int, ends),
 	const int width, const int columns)
 {
-	LOCATE(dtable), LOCATE(dx), LOCATE(ids), LOCATE(order), LOCATE(ends);
+	LOCATE_TYPED(dtable), LOCATE(dx), LOCATE(ids), LOCATE(order), LOCATE(ends);
 	const int begin = get_group_id(0), end = ends[begin];
 	if (end == 0)
 		return;
 	const int column = columns * get_group_id(1), last = min(width, column + columns);
-	dtable += (size_t)ids[order[begin]] * width;
+	dtable = MOVE(dtable, dtable_bf16, (size_t)ids[order[begin]] * width);
 	for (int i = column + LANES * ITEM; i < last; i += LANES * GROUP) {
-		lanes sum = load_lanes(dtable, i, last, 0);
+		const lanes old = load_numbers(dtable, dtable_bf16, i, last);
+		lanes sum = dtable_bf16 ? (lanes)0 : old; // a sum in bfloat16 would be rounded for each token
 #ifndef PROCESSOR
 		#pragma unroll 4
 #endif
 		for (int t = begin; t < end; t++)
 			sum += load_lanes(dx + (size_t)order[t] * width, i, last, 0);
-		store_lanes(dtable, i, last, sum);
+		store_numbers(dtable, dtable_bf16, i, last, dtable_bf16 ? old + sum : sum);
 	}
 }

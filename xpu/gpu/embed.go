@@ -32,7 +32,6 @@ func (d *Device) EmbedGrad(dtable, dx, ids xpu.Tensor, skip int32) {
 		order, ends = ends, order
 	}
 	c.launch("end_tokens", items(tokens), ends, order, number, integer(tokens), integer(int(skip)))
-	c.launch("embed_grad", groups(d.shape.group, tokens, over(width, columns), 1), c.writes(dtable), c.reads(dx),
-		number, order, ends,
-		integer(width), integer(columns))
+	c.launch("embed_grad", groups(d.shape.group, tokens, over(width, columns), 1), typed(c.writes(dtable)),
+		c.reads(dx), number, order, ends, integer(width), integer(columns))
 }

@@ -1,15 +1,15 @@
 // Row r of dst is row numbers[r] of x.
-kernel void gather_rows(MEMORY(float, dst), MEMORY(const float, x), MEMORY(const int, numbers), const int width)
+kernel void gather_rows(MEMORY(float, dst), TYPED(const void, x), MEMORY(const int, numbers), const int width)
 {
-	LOCATE(dst), LOCATE(x), LOCATE(numbers);
+	LOCATE(dst), LOCATE_TYPED(x), LOCATE(numbers);
 	const size_t row = get_group_id(0);
 	dst += row * width;
-	x += (size_t)numbers[row] * width;
+	x = MOVE(x, x_bf16, (size_t)numbers[row] * width);
 	for (int i = LANES * ITEM; i < width; i += DEEP * LANES * GROUP) {
 		lanes v[DEEP];
 		#pragma unroll
 		for (int d = 0; d < DEEP; d++)
-			v[d] = load_lanes(x, i + d * LANES * GROUP, width, 0);
+			v[d] = load_numbers(x, x_bf16, i + d * LANES * GROUP, width);
 		#pragma unroll
 		for (int d = 0; d < DEEP; d++)
 			store_lanes(dst, i + d * LANES * GROUP, width, v[d]);

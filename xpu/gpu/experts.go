@@ -12,7 +12,8 @@ func (d *Device) GatherRows(dst, x, tokenOf xpu.Tensor) {
 func (d *Device) gatherRows(dst, x, numbers xpu.Tensor) {
 	c := d.begin()
 	defer c.end()
-	c.launch("gather_rows", c.rows(dst.Dim(0)), c.writes(dst), c.reads(x), c.reads(numbers), integer(dst.Dim(1)))
+	c.launch("gather_rows", c.rows(dst.Dim(0)), c.writes(dst), typed(c.reads(x)), c.reads(numbers),
+		integer(dst.Dim(1)))
 }
 
 // SumRows adds the rows of each token; see [xpu.Layers].

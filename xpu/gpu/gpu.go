@@ -117,8 +117,9 @@ func newDevice(ctx context.Context, device *opencl.Device, options Options, s sh
 	if options.Precision == "" {
 		options.Precision = xpu.FP32
 	}
-	if options.Precision != xpu.FP32 && options.Precision != xpu.BF16 {
-		return nil, fmt.Errorf("gpu: precision is %q; this device has %s and %s", options.Precision, xpu.FP32, xpu.BF16)
+	if !slices.Contains(xpu.Precisions(), string(options.Precision)) {
+		return nil, fmt.Errorf("gpu: precision is %q; allowed: %s", options.Precision,
+			strings.Join(xpu.Precisions(), ", "))
 	}
 	if options.Threads < 0 {
 		return nil, fmt.Errorf("gpu: invalid number of threads %d", options.Threads)
@@ -229,7 +230,7 @@ func (d *Device) program(file, options string) program {
 		all = append(all, "-DFP64")
 	}
 	rounds := bytes.Contains(included, []byte("BF16")) || bytes.Contains(included, []byte("operand("))
-	if d.precision == xpu.BF16 && rounds {
+	if d.rounds() && rounds {
 		all = append(all, "-DBF16")
 	}
 	for _, more := range []string{d.shape.options, options} {
@@ -308,13 +309,16 @@ func (d *Device) Name() string {
 // Precision returns the precision in the options.
 func (d *Device) Precision() xpu.Precision { return d.precision }
 
+// rounds reports whether products round their operands to bfloat16.
+func (d *Device) rounds() bool { return d.precision != xpu.FP32 }
+
 // Arithmetic returns for example "opencl NVIDIA H100 80GB HBM3 driver 550.54": with another driver
-// the compiler may choose other instructions. [xpu.BF16] adds the suffix " bf16", and then " tensor
-// cores" or " dpas" for the instructions that multiply matrices.
+// the compiler may choose other instructions. All precisions but [xpu.FP32] add the suffix " bf16",
+// and then " tensor cores" or " dpas" for the instructions that multiply matrices.
 func (d *Device) Arithmetic() string {
 	name := fmt.Sprintf("opencl %s driver %s", d.device.Name, d.device.DriverVersion)
-	if d.precision != xpu.FP32 {
-		name += " " + string(d.precision)
+	if d.rounds() {
+		name += " " + string(xpu.BF16)
 	}
 	switch d.matrixFile() {
 	case nvidiaFile:

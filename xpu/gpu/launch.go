@@ -74,11 +74,20 @@ func over(n, by int) int { return (n + by - 1) / by }
 func groups(size, x, y, z int) grid { return grid{[3]int{x, y, z}, [3]int{size, 1, 1}} }
 
 // An argument is a kernel argument: a number, or memory, which is two arguments in OpenCL (the
-// buffer, and the index of its first element; MEMORY in kernels).
+// buffer, and the index of its first element; MEMORY in kernels). [typed] memory has a third
+// argument, which is 1 for bfloat16 and 0 for float (TYPED in kernels).
 type argument struct {
 	buffer *opencl.Buffer
 	at     uint64
 	number opencl.Argument
+	bf16   bool
+	typed  bool
+}
+
+// typed is memory for a kernel that accepts both float and bfloat16.
+func typed(a argument) argument {
+	a.typed = true
+	return a
 }
 
 // none is the index for omitted memory; NONE in kernels.
@@ -122,7 +131,7 @@ func (c *command) find(x xpu.Tensor, write bool) argument {
 	if write {
 		c.d.wrote(a)
 	}
-	return argument{buffer: a.buffer, at: uint64(at)}
+	return argument{buffer: a.buffer, at: uint64(at), bf16: x.DType() == xpu.BFloat16}
 }
 
 // launch enqueues a kernel. A grid without work-items does nothing.
@@ -175,8 +184,15 @@ func (c *command) give(kernel string, k *opencl.Kernel, g grid, args []argument)
 			n++
 			continue
 		}
+		if a.bf16 && !a.typed {
+			panic(fmt.Sprintf("gpu: kernel %s: an operand is bfloat16", kernel))
+		}
 		c.args[n], c.args[n+1] = opencl.Global(a.buffer), opencl.Scalar(a.at)
 		n += 2
+		if a.typed {
+			c.args[n] = flag(a.bf16).number
+			n++
+		}
 	}
 	for i := range c.global {
 		c.local[i], c.global[i] = g.size[i], g.size[i]*g.groups[i]

@@ -1,13 +1,29 @@
 // A group has `length` elements of the n.
 
 // x = 0
-kernel void zero(MEMORY(float, x), const long n, const int length)
+kernel void zero(TYPED(void, x), const long n, const int length)
 {
-	LOCATE(x);
+	LOCATE_TYPED(x);
 	const long begin = (long)length * get_group_id(0);
 	const int end = min((long)length, n - begin);
 	for (int i = LANES * ITEM; i < end; i += LANES * GROUP)
-		store_lanes(x + begin, i, end, (lanes)0);
+		store_numbers(MOVE(x, x_bf16, begin), x_bf16, i, end, (lanes)0);
+}
+
+// dst = x, where either is of bfloat16. If both are, the bits do not change.
+kernel void copy(TYPED(void, dst), TYPED(const void, x), const long n, const int length)
+{
+	LOCATE_TYPED(dst), LOCATE_TYPED(x);
+	const long begin = (long)length * get_group_id(0);
+	const int end = min((long)length, n - begin);
+	for (int i = LANES * ITEM; i < end; i += LANES * GROUP) {
+		const global void *from = MOVE(x, x_bf16, begin);
+		global void *to = MOVE(dst, dst_bf16, begin);
+		if (x_bf16 && dst_bf16)
+			store_halves(to, i, end, load_halves(from, i, end));
+		else
+			store_numbers(to, dst_bf16, i, end, load_numbers(from, x_bf16, i, end));
+	}
 }
 
 // dst = x + y

@@ -7,6 +7,7 @@ import (
 	"sync"
 
 	"mula/xpu"
+	"mula/xpu/cpu"
 	"mula/xpu/opencl"
 )
 
@@ -80,14 +81,12 @@ func (d *Device) New(dtype xpu.DType, shape ...int) (xpu.Tensor, error) {
 	if err != nil {
 		return xpu.Tensor{}, fmt.Errorf("gpu: %w", err)
 	}
-	if dtype == xpu.BFloat16 {
-		return xpu.Tensor{}, fmt.Errorf("gpu: no command computes on %s yet", dtype)
-	}
 	c := d.begin()
 	defer c.end()
 	a := &allocation{n: n}
 	if n > 0 {
-		if a.buffer, err = d.reserve(4 * int64(n)); err != nil {
+		const word = 4 // sizes of buffers are multiples
+		if a.buffer, err = d.reserve((int64(n)*int64(dtype.Bytes()) + word - 1) / word * word); err != nil {
 			return xpu.Tensor{}, fmt.Errorf("gpu: %w", err)
 		}
 		if err := d.queue.Zero(a.buffer, 0, a.buffer.Bytes()); err != nil {
@@ -118,9 +117,19 @@ func (d *Device) Release(t xpu.Tensor) {
 }
 
 // Write copies src to a tensor; see [mula/xpu.Memory].
-func (d *Device) Write(t xpu.Tensor, src []float32) {
+func (d *Device) Write(t xpu.Tensor, src []float32) { writeFloats(d, &d.first, d.begin, t, src) }
+
+// writeFloats copies src to a tensor, rounded if its type is bfloat16.
+func writeFloats(d *Device, s *stage, begin func() *command, t xpu.Tensor, src []float32) {
+	if t.DType() == xpu.BFloat16 {
+		xpu.CheckCopy("Write", t, xpu.BFloat16, len(src))
+		halves := make([]uint16, len(src))
+		cpu.BF16(halves, src)
+		write(d, s, begin, t, halves)
+		return
+	}
 	xpu.CheckCopy("Write", t, xpu.Float32, len(src))
-	write(d, &d.first, d.begin, t, src)
+	write(d, s, begin, t, src)
 }
 
 // WriteInts does the same.
@@ -129,15 +138,15 @@ func (d *Device) WriteInts(t xpu.Tensor, src []int32) {
 	write(d, &d.first, d.begin, t, src)
 }
 
-// WriteHalves has no tensor to write to, because New allocates none of bf16.
+// WriteHalves does the same.
 func (d *Device) WriteHalves(t xpu.Tensor, src []uint16) {
 	xpu.CheckCopy("WriteHalves", t, xpu.BFloat16, len(src))
+	write(d, &d.first, d.begin, t, src)
 }
 
 // Read waits for all commands, and copies a tensor to the host.
 func (d *Device) Read(ctx context.Context, dst []float32, t xpu.Tensor) error {
-	xpu.CheckCopy("Read", t, xpu.Float32, len(dst))
-	return readAfter(ctx, d, &d.first, func() error { return d.Wait(ctx) }, dst, t)
+	return readFloats(ctx, d, &d.first, func() error { return d.Wait(ctx) }, dst, t)
 }
 
 // ReadInts does the same.
@@ -146,14 +155,29 @@ func (d *Device) ReadInts(ctx context.Context, dst []int32, t xpu.Tensor) error 
 	return readAfter(ctx, d, &d.first, func() error { return d.Wait(ctx) }, dst, t)
 }
 
-// ReadHalves has no tensor to read, like WriteHalves.
-func (d *Device) ReadHalves(_ context.Context, dst []uint16, t xpu.Tensor) error {
+// ReadHalves does the same.
+func (d *Device) ReadHalves(ctx context.Context, dst []uint16, t xpu.Tensor) error {
 	xpu.CheckCopy("ReadHalves", t, xpu.BFloat16, len(dst))
-	return nil
+	return readAfter(ctx, d, &d.first, func() error { return d.Wait(ctx) }, dst, t)
+}
+
+// readFloats copies a tensor of numbers to dst, after a wait for preceding commands.
+func readFloats(ctx context.Context, d *Device, s *stage, wait func() error, dst []float32, t xpu.Tensor) error {
+	if t.DType() == xpu.BFloat16 {
+		xpu.CheckCopy("Read", t, xpu.BFloat16, len(dst))
+		halves := make([]uint16, len(dst))
+		if err := readAfter(ctx, d, s, wait, halves, t); err != nil {
+			return err
+		}
+		cpu.Widen(dst, halves)
+		return nil
+	}
+	xpu.CheckCopy("Read", t, xpu.Float32, len(dst))
+	return readAfter(ctx, d, s, wait, dst, t)
 }
 
 // readAfter copies a tensor to dst, after a wait for preceding commands.
-func readAfter[E float32 | int32](ctx context.Context, d *Device, s *stage, wait func() error, dst []E,
+func readAfter[E float32 | uint16 | int32](ctx context.Context, d *Device, s *stage, wait func() error, dst []E,
 	t xpu.Tensor) error {
 	var a *allocation
 	var at int64
@@ -213,7 +237,7 @@ func (d *Device) Zero(x xpu.Tensor) {
 	c := d.begin()
 	defer c.end()
 	each, parts := c.stretch(x.Elements())
-	c.launch("zero", c.rows(parts), c.writes(x), long(x.Elements()), integer(each))
+	c.launch("zero", c.rows(parts), typed(c.writes(x)), long(x.Elements()), integer(each))
 }
 
 // stretch divides n elements into parts for the groups of a kernel that does little work per
@@ -241,6 +265,14 @@ func (c *command) copy(dst, x xpu.Tensor) {
 	}
 	to, toAt := d.memory.of(dst)
 	from, fromAt := d.memory.of(x)
+	if dst.DType() == xpu.BFloat16 || x.DType() == xpu.BFloat16 {
+		if dst.DType() != x.DType() || to != from || toAt != fromAt {
+			each, parts := c.stretch(x.Elements())
+			c.launch("copy", c.rows(parts), typed(c.writes(dst)), typed(c.reads(x)), long(x.Elements()),
+				integer(each))
+		}
+		return
+	}
 	d.wrote(to)
 	if d.err != nil || to == from && toAt == fromAt {
 		return

@@ -3,6 +3,7 @@ package gpu
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math"
 	"os"
 	"strings"
@@ -147,6 +148,18 @@ func TestClose(t *testing.T) {
 	testwait.Until(t, "all OpenCL objects are released", func() bool { return opencl.Live() == before })
 }
 
+// All precisions that round operands have the same arithmetic.
+func TestArithmetic(t *testing.T) {
+	names := map[string]bool{}
+	for _, precision := range []xpu.Precision{xpu.BF16, xpu.BF16Mixed, xpu.BF16Compact} {
+		d := &Device{device: someDevice(t), precision: precision, shape: processorShape}
+		names[d.Arithmetic()] = true
+	}
+	if d := someDevice(t); len(names) != 1 || !names[fmt.Sprintf("opencl %s driver %s bf16", d.Name, d.DriverVersion)] {
+		t.Errorf("%v", names)
+	}
+}
+
 func TestWrongOptions(t *testing.T) {
 	device := someDevice(t)
 	for _, o := range []Options{{Precision: "fp8"}, {Threads: -1}} {
@@ -181,6 +194,14 @@ func TestRoom(t *testing.T) {
 	if d.memory.bytes != start+4<<20 {
 		t.Errorf("%d bytes more, want %d", d.memory.bytes-start, 4<<20)
 	}
+	half, err := d.New(xpu.BFloat16, 1<<20+1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := start + 6<<20 + 4; d.memory.bytes != want {
+		t.Errorf("with a tensor of bf16 %d bytes, want %d", d.memory.bytes, want)
+	}
+	d.Release(half)
 	d.Release(x)
 	if d.memory.bytes != start {
 		t.Errorf("%d bytes are left", d.memory.bytes-start)

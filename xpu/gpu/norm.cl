@@ -4,10 +4,10 @@
 // PoCL 3.1 gives all groups the same memory when it optimizes the shape for GPUs.
 
 // Rows. Without weight it is a LayerNorm.
-kernel void norm(MEMORY(float, h), MEMORY(const float, x), MEMORY(const float, weight), MEMORY(float, mean), MEMORY(float, rstd), const int width,
+kernel void norm(MEMORY(float, h), MEMORY(const float, x), TYPED(const void, weight), MEMORY(float, mean), MEMORY(float, rstd), const int width,
 	const float epsilon, const int known)
 {
-	LOCATE(h), LOCATE(x), LOCATE(weight), LOCATE(mean), LOCATE(rstd);
+	LOCATE(h), LOCATE(x), LOCATE_TYPED(weight), LOCATE(mean), LOCATE(rstd);
 	local float part[GROUP];
 	const size_t row = get_group_id(0);
 	const bool rms = GIVEN(weight);
@@ -33,7 +33,7 @@ kernel void norm(MEMORY(float, h), MEMORY(const float, x), MEMORY(const float, w
 	}
 	if (rms)
 		for (int i = LANES * ITEM; i < width; i += LANES * GROUP)
-			store_lanes(h, i, width, load_lanes(weight, i, width, 0) * (load_lanes(x, i, width, 0) * r));
+			store_lanes(h, i, width, load_numbers(weight, weight_bf16, i, width) * (load_lanes(x, i, width, 0) * r));
 	else
 		for (int i = LANES * ITEM; i < width; i += LANES * GROUP)
 			store_lanes(h, i, width, (load_lanes(x, i, width, 0) - m) * r);
@@ -41,10 +41,10 @@ kernel void norm(MEMORY(float, h), MEMORY(const float, x), MEMORY(const float, w
 
 // Consecutive groups of `each` rows. With a weight, row g of partial becomes the sum of the weight's gradient over the
 // rows of group g.
-kernel void norm_grad(MEMORY(float, dx), MEMORY(const float, dh), MEMORY(const float, x), MEMORY(const float, weight), MEMORY(const float, mean),
+kernel void norm_grad(MEMORY(float, dx), MEMORY(const float, dh), MEMORY(const float, x), TYPED(const void, weight), MEMORY(const float, mean),
 	MEMORY(const float, rstd), MEMORY(float, partial), const int width, const int rows, const int each)
 {
-	LOCATE(dx), LOCATE(dh), LOCATE(x), LOCATE(weight), LOCATE(mean), LOCATE(rstd), LOCATE(partial);
+	LOCATE(dx), LOCATE(dh), LOCATE(x), LOCATE_TYPED(weight), LOCATE(mean), LOCATE(rstd), LOCATE(partial);
 	local float part[GROUP];
 	const int first = (int)get_group_id(0) * each, last = min(first + each, rows);
 	const bool rms = GIVEN(weight);
@@ -60,7 +60,7 @@ kernel void norm_grad(MEMORY(float, dx), MEMORY(const float, dh), MEMORY(const f
 			lanes y = load_lanes(d, i, width, 0);
 			if (rms) {
 				store_lanes(partial, i, width, row == first ? y * z * r : fma(y * z, (lanes)r, load_lanes(partial, i, width, 0)));
-				y *= load_lanes(weight, i, width, 0);
+				y *= load_numbers(weight, weight_bf16, i, width);
 			}
 			sum += y;
 			dot = fma(y, z, dot);
@@ -70,7 +70,7 @@ kernel void norm_grad(MEMORY(float, dx), MEMORY(const float, dh), MEMORY(const f
 			const lanes z = load_lanes(v, i, width, m) - m;
 			lanes y = load_lanes(d, i, width, 0);
 			if (rms)
-				y *= load_lanes(weight, i, width, 0);
+				y *= load_numbers(weight, weight_bf16, i, width);
 			store_lanes(to, i, width, fma((lanes)r, y - down - z * along, load_lanes(to, i, width, 0)));
 		}
 	}
@@ -78,9 +78,9 @@ kernel void norm_grad(MEMORY(float, dx), MEMORY(const float, dh), MEMORY(const f
 
 // Groups of 16 columns: to += the sum of the rows of partial, which are `stride` apart. The order depends only on the
 // number of rows.
-kernel void add_partial(MEMORY(float, to), MEMORY(const float, partial), const int rows, const int stride, const int width)
+kernel void add_partial(TYPED(void, to), MEMORY(const float, partial), const int rows, const int stride, const int width)
 {
-	LOCATE(to), LOCATE(partial);
+	LOCATE_TYPED(to), LOCATE(partial);
 #if GROUP > 1
 	local float part[GROUP];
 	const int column = 16 * (int)get_group_id(0) + ITEM % 16;
@@ -93,13 +93,13 @@ kernel void add_partial(MEMORY(float, to), MEMORY(const float, partial), const i
 	if (ITEM < 16 && column < width) {
 		for (int i = ITEM + 16; i < GROUP; i += 16)
 			sum += part[i];
-		to[column] += sum;
+		store_numbers(to, to_bf16, column, width, load_numbers(to, to_bf16, column, width) + sum);
 	}
 #else
 	const int column = LANES * (int)get_group_id(0);
 	lanes sum = 0;
 	for (int row = 0; row < rows; row++)
 		sum += load_lanes(partial + (size_t)row * stride, column, width, 0);
-	store_lanes(to, column, width, load_lanes(to, column, width, 0) + sum);
+	store_numbers(to, to_bf16, column, width, load_numbers(to, to_bf16, column, width) + sum);
 #endif
 }

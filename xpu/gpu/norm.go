@@ -11,9 +11,8 @@ func (d *Device) Normalize(h, x xpu.Tensor, n xpu.Norm, known bool) {
 	}
 	c := d.begin()
 	defer c.end()
-	c.launch("norm", c.rows(rows), c.writes(h), c.reads(x), c.reads(n.Weight), c.writes(n.Mean), c.writes(n.RStd),
-		integer(x.Dim(1)), number(n.Epsilon),
-		flag(known))
+	c.launch("norm", c.rows(rows), c.writes(h), c.reads(x), typed(c.reads(n.Weight)), c.writes(n.Mean),
+		c.writes(n.RStd), integer(x.Dim(1)), number(n.Epsilon), flag(known))
 }
 
 // NormGrad computes the gradient of a norm. It does not change dh.
@@ -27,9 +26,8 @@ func (d *Device) NormGrad(dx, dh, x xpu.Tensor, n xpu.Norm, dweight xpu.Tensor) 
 	defer c.end()
 	each, parts := c.partialRows(rows)
 	partial := c.take(max(1, parts*n.Weight.Elements()))
-	c.launch("norm_grad", c.rows(parts), c.writes(dx), c.reads(dh), c.reads(x), c.reads(n.Weight), c.reads(n.Mean),
-		c.reads(n.RStd), partial,
-		integer(width), integer(rows), integer(each))
+	c.launch("norm_grad", c.rows(parts), c.writes(dx), c.reads(dh), c.reads(x), typed(c.reads(n.Weight)),
+		c.reads(n.Mean), c.reads(n.RStd), partial, integer(width), integer(rows), integer(each))
 	if n.Weight.Present() {
 		c.addPartial(dweight, partial, parts, width)
 	}
@@ -49,7 +47,7 @@ func (c *command) partialRows(rows int) (each, parts int) {
 // addPartial adds the sum of the given number of rows of partial, stride elements apart, to dst.
 func (c *command) addPartial(dst xpu.Tensor, partial argument, rows, stride int) {
 	const columns = 16
-	c.launch("add_partial", c.rows(over(dst.Elements(), columns)), c.writes(dst), partial, integer(rows),
+	c.launch("add_partial", c.rows(over(dst.Elements(), columns)), typed(c.writes(dst)), partial, integer(rows),
 		integer(stride),
 		integer(dst.Elements()))
 }

@@ -3,7 +3,7 @@
 //
 // # Packed operands
 //
-// Operands are float32 in memory. They are rounded and packed first, in steps of STEP terms: of a step, all rows of A, or columns of B, follow each other,
+// Operands are float32 in memory, or B is bfloat16. They are rounded and packed first, in steps of STEP terms: of a step, all rows of A, or columns of B, follow each other,
 // and the terms of a row lie side by side, two in a uint. So what a tile needs of a step is contiguous. Terms beyond the last are zero. The operands of the
 // sums of groups have a multiple of STEP terms for each group.
 //
@@ -44,31 +44,37 @@ kernel void nvidia_plan(MEMORY(int, plan), MEMORY(const int, counts), const int 
 
 // Packs matrices whose terms lie side by side, in steps: element (i, t) of a matrix is x[i*ld + t]. A work-item has four terms of a row; the rows are those
 // of all matrices.
-kernel void nvidia_pack(MEMORY(uint, dst), MEMORY(const float, x), const int rows, const int each, const long size, const long ld, const int k, const int step,
+kernel void nvidia_pack(MEMORY(uint, dst), TYPED(const void, x), const int rows, const int each, const long size, const long ld, const int k, const int step,
 	const int steps)
 {
-	LOCATE(dst), LOCATE(x);
+	LOCATE(dst), LOCATE_TYPED(x);
 	const int i = get_global_id(0), row = i / (step / 4) % rows, t = i / (step / 4) / rows * step + 4 * (i % (step / 4));
 	if (t >= steps * step)
 		return;
-	x += row / each * size + row % each * ld + t;
+	x = MOVE(x, x_bf16, row / each * size + row % each * ld + t);
+	global uint2 *to = (global uint2 *)(dst + 2 * (size_t)i);
+	if (x_bf16 && t + 4 <= k && ((ulong)x & 7) == 0) {
+		*to = as_uint2(*(const global ushort4 *)x);
+		return;
+	}
 	float4 v;
-	if (t + 4 <= k && ((ulong)x & 15) == 0)
+	if (!x_bf16 && t + 4 <= k && ((ulong)x & 15) == 0)
 		v = *(const global float4 *)x;
 	else
-		v = (float4)(t < k ? x[0] : 0, t + 1 < k ? x[1] : 0, t + 2 < k ? x[2] : 0, t + 3 < k ? x[3] : 0);
-	*(global uint2 *)(dst + 2 * (size_t)i) = (uint2)(pack_two(v.x, v.y), pack_two(v.z, v.w));
+		v = (float4)(load_numbers(x, x_bf16, 0, k - t), load_numbers(x, x_bf16, 1, k - t), load_numbers(x, x_bf16, 2, k - t),
+			load_numbers(x, x_bf16, 3, k - t));
+	*to = (uint2)(pack_two(v.x, v.y), pack_two(v.z, v.w));
 }
 
 // Packs matrices whose rows lie side by side: element (i, t) of a matrix is x[i + t*ld]. A work-group has SLAB rows (0) and a step (1) of a matrix (2). A
 // plan has the terms of groups.
 #define SLAB 64
 kernel __attribute__((reqd_work_group_size(128, 1, 1)))
-void nvidia_turn(MEMORY(uint, dst), MEMORY(const float, x), MEMORY(const int, plan), const int groups, const int rows, const long size, const long ld,
+void nvidia_turn(MEMORY(uint, dst), TYPED(const void, x), MEMORY(const int, plan), const int groups, const int rows, const long size, const long ld,
 	const int k)
 {
 	local float slab[STEP][SLAB + 1];
-	LOCATE(dst), LOCATE(x);
+	LOCATE(dst), LOCATE_TYPED(x);
 	const int item = get_local_id(0), at = SLAB * get_group_id(0), step = STEP * get_group_id(1);
 	int first = step, terms = k - step;
 	if (GIVEN(plan)) {
@@ -80,10 +86,10 @@ void nvidia_turn(MEMORY(uint, dst), MEMORY(const float, x), MEMORY(const int, pl
 			terms = ROW(plan, groups)[group + 1] - first;
 		}
 	}
-	x += get_group_id(2) * size + at;
+	x = MOVE(x, x_bf16, get_group_id(2) * size + at);
 	for (int i = 0; i < STEP * SLAB / 128; i++) {
 		const int r = item % SLAB, t = 128 / SLAB * i + item / SLAB;
-		slab[t][r] = at + r < rows && t < terms ? x[(first + t) * ld + r] : 0;
+		slab[t][r] = at + r < rows && t < terms ? load_numbers(MOVE(x, x_bf16, (first + t) * ld), x_bf16, r, rows) : 0;
 	}
 	barrier(CLK_LOCAL_MEM_FENCE);
 	dst += (get_group_id(1) * get_num_groups(2) * rows + get_group_id(2) * rows + at) * (STEP / 2);
@@ -104,18 +110,18 @@ INLINE void copy_stage(local uint4 *to, const global uint4 *a, const int rows, c
 // C = A·B, or += with accumulate, of packed operands with `terms` terms, and b_rows columns of all matrices B. With tiles, the rows of groups follow each other, and there is a matrix B for each. With a plan, the terms of groups follow each other, and there is a matrix C for
 // each. With a length of chains, dimension 2 is the chain, and each has its own matrix C. Dimension 0 is the tile.
 kernel __attribute__((reqd_work_group_size(WARP_ITEMS * DOWN * ACROSS, 1, 1)))
-void nvidia_product(MEMORY(float, c), MEMORY(const uint, a_words), MEMORY(const uint, b_words), MEMORY(const int, tiles), MEMORY(const int, plan),
+void nvidia_product(TYPED(void, c), MEMORY(const uint, a_words), MEMORY(const uint, b_words), MEMORY(const int, tiles), MEMORY(const int, plan),
 	const int groups, const int m, const int n, const int terms, const int b_rows, const long ldc, const int accumulate, const int chain)
 {
 	local uint4 stages[STAGES][(TILE_ROWS + TILE_COLUMNS) * PIECES];
-	LOCATE(c), LOCATE(a_words), LOCATE(b_words);
+	LOCATE_TYPED(c), LOCATE(a_words), LOCATE(b_words);
 	const global uint4 *a = (const global uint4 *)a_words, *b = (const global uint4 *)b_words;
 	const int across = (n + TILE_COLUMNS - 1) / TILE_COLUMNS, down = (int)get_num_groups(0) / across;
 	const int band = (int)get_group_id(0) / (BAND * across), in_band = (int)get_group_id(0) % (BAND * across), high = min(BAND, down - BAND * band);
 	const int tile = BAND * band + in_band % high, column = in_band / high * TILE_COLUMNS;
 	int row = tile * TILE_ROWS, rows = m - row, first = 0, last = terms;
+	size_t matrix = 0; // elements of C before it
 	b += column * PIECES;
-	c += column;
 	if (GIVEN(tiles)) {
 		LOCATE(tiles);
 		const int4 its = vload4(tile, tiles);
@@ -124,15 +130,16 @@ void nvidia_product(MEMORY(float, c), MEMORY(const uint, a_words), MEMORY(const 
 	} else if (GIVEN(plan)) {
 		LOCATE(plan);
 		first = TERMS(plan, groups)[get_group_id(2)], last = TERMS(plan, groups)[get_group_id(2) + 1];
-		c += get_group_id(2) * (size_t)m * n;
+		matrix = get_group_id(2) * (size_t)m * n;
 	} else if (chain > 0) {
 		first = chain * (int)get_group_id(2), last = min(first + chain, terms);
-		c += get_group_id(2) * (size_t)m * n;
+		matrix = get_group_id(2) * (size_t)m * n;
 	}
 	if (rows <= 0 || accumulate && first >= last)
 		return;
 	const size_t a_step = (size_t)m * PIECES, b_step = (size_t)b_rows * PIECES;
-	a += first / STEP * a_step + row * (size_t)PIECES, b += first / STEP * b_step, c += row * ldc;
+	a += first / STEP * a_step + row * (size_t)PIECES, b += first / STEP * b_step;
+	c = MOVE(c, c_bf16, matrix + row * ldc + column);
 	const int warp_row = WARP / ACROSS * 16 * HIGH, warp_column = WARP % ACROSS * 8 * WIDE, columns = n - column;
 	block sum[HIGH][WIDE];
 	#pragma unroll
@@ -179,6 +186,6 @@ void nvidia_product(MEMORY(float, c), MEMORY(const uint, a_words), MEMORY(const 
 		#pragma unroll
 		for (int j = 0; j < WIDE; j++) {
 			const int r = warp_row + 16 * i, at = warp_column + 8 * j;
-			store_block(c + r * ldc + at, ldc, sum[i][j], rows - r, columns - at, accumulate);
+			store_block(MOVE(c, c_bf16, r * ldc + at), c_bf16, ldc, sum[i][j], rows - r, columns - at, accumulate);
 		}
 }

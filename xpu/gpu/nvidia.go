@@ -2,9 +2,9 @@ package gpu
 
 import "fmt"
 
-// Products on tensor cores, in [xpu.BF16]: two kernels round and pack operands, and one multiplies
-// them; see nvidia.cl. The terms of an operand lie side by side in its packed copy, so one kernel
-// multiplies operands of all forms. Packed weights are kept, as in pvc.go.
+// Products on tensor cores, of operands of bfloat16: two kernels round and pack operands, and one
+// multiplies them; see nvidia.cl. The terms of an operand lie side by side in its packed copy, so
+// one kernel multiplies operands of all forms. Packed weights are kept, as in pvc.go.
 
 // Sizes of nvidia.cl.
 const (
@@ -78,9 +78,10 @@ func (c *command) multiplyTensors(p product) {
 		columns *= parts
 	}
 	multiply := func(to argument, first, terms, matrices, chain, ldc int, accumulate bool) {
-		c.launch("nvidia_product", groups(warps, down*across, 1, matrices), to, left.plus(first/2*p.m),
-			right.plus(first/2*columns), tiles, plan, integer(parts), integer(p.m), integer(p.n),
-			integer(step*over(terms, step)), integer(columns), long(ldc), flag(accumulate), integer(chain))
+		c.launch("nvidia_product", groups(warps, down*across, 1, matrices), typed(to),
+			left.plus(first/2*p.m), right.plus(first/2*columns), tiles, plan, integer(parts), integer(p.m),
+			integer(p.n), integer(step*over(terms, step)), integer(columns), long(ldc), flag(accumulate),
+			integer(chain))
 	}
 	switch {
 	case p.groupSum:
@@ -99,12 +100,12 @@ func (c *command) pack(to argument, x operand, matrices, size, rows, k, step, st
 		c.turn(to, x, c.absent(), 0, matrices, size, rows, k, steps)
 		return
 	}
-	c.launch("nvidia_pack", items(matrices*rows*steps*(step/packTerms)), to, c.reads(x.x), integer(matrices*rows),
-		integer(rows), long(size), long(x.index), integer(k), integer(step), integer(steps))
+	c.launch("nvidia_pack", items(matrices*rows*steps*(step/packTerms)), to, typed(c.reads(x.x)),
+		integer(matrices*rows), integer(rows), long(size), long(x.index), integer(k), integer(step), integer(steps))
 }
 
 // turn is pack for matrices whose rows lie side by side. A plan has the terms of groups.
 func (c *command) turn(to argument, x operand, plan argument, parts, matrices, size, rows, k, steps int) {
-	c.launch("nvidia_turn", groups(turnItems, over(rows, turnRows), steps, matrices), to, c.reads(x.x),
+	c.launch("nvidia_turn", groups(turnItems, over(rows, turnRows), steps, matrices), to, typed(c.reads(x.x)),
 		plan, integer(parts), integer(rows), long(size), long(x.term), integer(k))
 }

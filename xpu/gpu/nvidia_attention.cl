@@ -72,7 +72,7 @@ INLINE void store(global float *to, const long ld, const block sum[PIECES], cons
 			#pragma unroll
 			for (int j = 0; j < 4; j++)
 				OF(x).v[j] *= OF(scale).v[j / 2];
-		store_block(to + row * ld + 8 * i, ld, x, rows - row, size - 8 * i, 0);
+		store_block(to + row * ld + 8 * i, 0, ld, x, rows - row, size - 8 * i, 0);
 	}
 }
 

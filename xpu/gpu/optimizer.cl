@@ -3,14 +3,14 @@
 
 // sums [groups, 3] of the squares of x in stretches; a group has length elements.
 kernel __attribute__((reqd_work_group_size(GROUP, 1, 1)))
-void sum_squares(MEMORY(float, sums), MEMORY(const float, x), MEMORY(const long, table), const int stretches, const int length)
+void sum_squares(MEMORY(float, sums), TYPED(const void, x), MEMORY(const long, table), const int stretches, const int length)
 {
-	LOCATE(sums), LOCATE(x), LOCATE(table);
+	LOCATE(sums), LOCATE_TYPED(x), LOCATE(table);
 	local float part[GROUP];
 	const global long *s = stretch_of(table, stretches);
 	const long begin = length * ((long)get_group_id(0) - s[FIRST_GROUP]);
 	const int end = min((long)length, s[ELEMENTS] - begin);
-	x += s[0] + begin;
+	x = MOVE(x, x_bf16, s[0] + begin);
 	squares all = {0, 0, 0};
 	for (int i = LANES * ITEM; i < end; i += AT_A_TIME) {
 		lanes sum[DEEP], size = 0;
@@ -20,7 +20,7 @@ void sum_squares(MEMORY(float, sums), MEMORY(const float, x), MEMORY(const long,
 		for (int k = i; k < min(end, i + AT_A_TIME); k += DEEP * LANES * GROUP) {
 			#pragma unroll
 			for (int d = 0; d < DEEP; d++) {
-				const lanes v = load_lanes(x, k + d * LANES * GROUP, end, 0);
+				const lanes v = load_numbers(x, x_bf16, k + d * LANES * GROUP, end);
 				sum[d] = fma(v, v, sum[d]);
 				size = fmax(size, fabs(v));
 			}
@@ -31,7 +31,7 @@ void sum_squares(MEMORY(float, sums), MEMORY(const float, x), MEMORY(const long,
 		}
 		squares some = {0, 0, 0};
 		for (int k = i; k < min(end, i + AT_A_TIME); k += LANES * GROUP)
-			add_square(&some, load_lanes(x, k, end, 0));
+			add_square(&some, load_numbers(x, x_bf16, k, end));
 		add_squares(&all, some);
 	}
 	store_squares(sums + 3 * get_group_id(0), all, part);
@@ -53,26 +53,31 @@ ulong group_sum_long(ulong v, local ulong *part)
 	return v;
 }
 
+// Word i of the n elements of x, whose bits are words of memory; zeros beyond the last element.
+INLINE ulong word_of(const global void *x, const int bf16, const int i, const int n)
+{
+	if (!bf16)
+		return i < n ? ((const global uint *)x)[i] : 0;
+	const global ushort *two = (const global ushort *)x + 2 * i;
+	return (2 * i < n ? (uint)two[0] : 0) | (2 * i + 1 < n ? (uint)two[1] << 16 : 0);
+}
+
 // sums [groups, 2] are the lower and the upper half of the contribution of a group's elements to the checksum of their
 // block of x [n]: see xpu.Checksum. A group has length elements, and a block a whole number of groups.
 kernel __attribute__((reqd_work_group_size(GROUP, 1, 1)))
-void checksums(MEMORY(uint, sums), MEMORY(const uint, x), const long n, const int length, const int block, const ulong key)
+void checksums(MEMORY(uint, sums), TYPED(const void, x), const long n, const int length, const int block, const ulong key)
 {
-	LOCATE(sums), LOCATE(x);
+	LOCATE(sums), LOCATE_TYPED(x);
 	local ulong part[GROUP];
 	const long begin = (long)length * get_group_id(0);
-	const int end = min((long)length, n - begin), first = begin % block;
-	x += begin;
+	const int end = min((long)length, n - begin), in_word = x_bf16 ? 2 : 1;
+	const int first = begin % block / in_word, words = (end + in_word - 1) / in_word;
+	x = MOVE(x, x_bf16, begin);
 	ulong sum = 0;
-	for (int i = 4 * ITEM; i < end; i += 4 * GROUP) {
+	for (int i = 4 * ITEM; i < words; i += 4 * GROUP) {
 		const ulong at = (first + i) / 2;
-		ulong a = x[i], b = 0;
-		if (i + 1 < end)
-			a |= (ulong)x[i + 1] << 32;
-		if (i + 2 < end)
-			b = x[i + 2];
-		if (i + 3 < end)
-			b |= (ulong)x[i + 3] << 32;
+		ulong a = word_of(x, x_bf16, i, end) | word_of(x, x_bf16, i + 1, end) << 32;
+		ulong b = word_of(x, x_bf16, i + 2, end) | word_of(x, x_bf16, i + 3, end) << 32;
 		a ^= (at + 1) * key;
 		b ^= (at + 2) * key;
 		sum += a * b ^ mul_hi(a, b);

@@ -66,7 +66,7 @@ func (d *Device) SumSquares(stretches []xpu.Tensor, sums []float64) {
 	result := c.result(s.words(), func(words []uint32) { s.give(sums, words) })
 	var t table
 	for i, x := range stretches {
-		t.add(x.Elements(), squaresLength, c.reads(x))
+		t.add(x.Elements(), squaresLength, typed(c.reads(x)))
 		if i+1 == len(stretches) || !t.has(c.reads(stretches[i+1])) {
 			c.launch("sum_squares", c.rows(t.groups), result, t.memory[0], c.upload(t), integer(t.stretches()),
 				integer(squaresLength))
@@ -101,7 +101,7 @@ func (d *Device) Checksums(stretches []xpu.Tensor, sums []uint64) {
 		}
 	})
 	for _, x := range stretches {
-		c.launch("checksums", c.rows(squareGroups(x.Elements())), result, c.reads(x), long(x.Elements()),
+		c.launch("checksums", c.rows(squareGroups(x.Elements())), result, typed(c.reads(x)), long(x.Elements()),
 			integer(squaresLength),
 			integer(xpu.BlockSize), unsigned(xpu.ChecksumKey))
 		result = result.plus(2 * squareGroups(x.Elements()))
@@ -124,7 +124,7 @@ func (d *Device) Update(u xpu.Update, stretches []xpu.Moments, before, change []
 	resultBefore := c.result(s.words(), func(words []uint32) { s.give(before, words) })
 	resultChange := c.result(s.words(), func(words []uint32) { s.give(change, words) })
 	memory := func(x xpu.Moments) [4]argument {
-		return [4]argument{c.writes(x.Weight), c.writes(x.Grad), c.writes(x.M), c.writes(x.V)}
+		return [4]argument{c.writes(x.Weight), typed(c.writes(x.Grad)), c.writes(x.M), c.writes(x.V)}
 	}
 	var t table
 	for i, x := range stretches {

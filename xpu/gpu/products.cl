@@ -139,19 +139,19 @@ INLINE void transpose(float16 x[16])
 
 // Half a panel of 16 terms of op(B), in rows of terms: element (t, j) is b[t·rows + j·columns], one of the two strides
 // is 1. Elements beyond `terms` and n are zero.
-INLINE void load_half(float16 x[16], const global float *b, const long rows, const long columns, const int terms, const int n)
+INLINE void load_half(float16 x[16], const global void *b, const int bf16, const long rows, const long columns, const int terms, const int n)
 {
 	const bool turned = rows == 1;
 	const long ld = turned ? columns : rows;
 	const int lines = turned ? n : terms, elements = turned ? terms : n; // as they are stored
-	if (lines >= 16 && elements >= 16)
+	if (lines >= 16 && elements >= 16 && !bf16)
 		#pragma unroll
 		for (int i = 0; i < 16; i++)
-			x[i] = vload16(0, b + i * ld);
+			x[i] = vload16(0, (const global float *)b + i * ld);
 	else
 		#pragma unroll
 		for (int i = 0; i < 16; i++)
-			x[i] = i < lines ? load_lanes(b + i * ld, 0, elements, 0) : 0;
+			x[i] = i < lines ? load_numbers(MOVE(b, bf16, i * ld), bf16, 0, elements) : 0;
 	if (turned)
 		transpose(x);
 	#pragma unroll
@@ -161,19 +161,19 @@ INLINE void load_half(float16 x[16], const global float *b, const long rows, con
 
 // panels[matrix][panel][term][PANEL] = op(B), starting at a column: a work-item has STRIP terms of a panel. Dimension 0
 // is the strip, 1 the panel, 2 the matrix. With counts, matrices of groups without rows are skipped.
-kernel void pack_panels(MEMORY(float, panels), MEMORY(const float, b), MEMORY(const int, counts), const int column, const int n, const int k, const long b_rows,
+kernel void pack_panels(MEMORY(float, panels), TYPED(const void, b), MEMORY(const int, counts), const int column, const int n, const int k, const long b_rows,
 	const long b_columns, const long b_stack)
 {
-	LOCATE(panels), LOCATE(b), LOCATE(counts);
+	LOCATE(panels), LOCATE_TYPED(b), LOCATE(counts);
 	if (GIVEN(counts) && counts[get_group_id(2)] == 0)
 		return;
 	const int first = STRIP * get_group_id(0), at = column + PANEL * get_group_id(1), terms = min(STRIP, k - first);
 	const size_t panel = get_group_id(2) * get_num_groups(1) + get_group_id(1);
 	panels += (panel * k + first) * PANEL;
-	b += get_group_id(2) * b_stack + first * b_rows + at * b_columns;
+	b = MOVE(b, b_bf16, get_group_id(2) * b_stack + first * b_rows + at * b_columns);
 	for (int side = 0; side < PANEL; side += 16) {
 		float16 x[16];
-		load_half(x, b + side * b_columns, b_rows, b_columns, terms, n - at - side);
+		load_half(x, MOVE(b, b_bf16, side * b_columns), b_bf16, b_rows, b_columns, terms, n - at - side);
 		for (int t = 0; t < terms; t++)
 			vstore16(x[t], 0, panels + t * PANEL + side);
 	}
@@ -203,24 +203,30 @@ INLINE void name(float16 left[ROWS], float16 right[ROWS], const global float *a,
 SUMS(sums, global)
 SUMS(local_sums, local)
 
+// Elements i, … of the n of x become v, or with accumulate the sum of both.
+INLINE void store_sum(global void *x, const int bf16, const int i, const int n, const float16 v, const int accumulate)
+{
+	store_numbers(x, bf16, i, n, accumulate ? load_numbers(x, bf16, i, n) + v : v);
+}
+
 // Writes the tile to c, which has n more columns.
-INLINE void store_sums(global float *c, const long ldc, const float16 left[ROWS], const float16 right[ROWS], const int rows,
+INLINE void store_sums(global void *c, const int bf16, const long ldc, const float16 left[ROWS], const float16 right[ROWS], const int rows,
 	const int n, const int accumulate)
 {
 	#pragma unroll
 	for (int r = 0; r < ROWS; r++)
 		if (r < rows) {
-			global float *to = c + r * ldc;
-			store_lanes(to, 0, n, accumulate ? load_lanes(to, 0, n, 0) + left[r] : left[r]);
+			global void *to = MOVE(c, bf16, r * ldc);
+			store_sum(to, bf16, 0, n, left[r], accumulate);
 			if (n > 16)
-				store_lanes(to, 16, n, accumulate ? load_lanes(to, 16, n, 0) + right[r] : right[r]);
+				store_sum(to, bf16, 16, n, right[r], accumulate);
 		}
 }
 
-kernel void multiply_registers(MEMORY(float, c), MEMORY(const float, a), MEMORY(const float, panels), MEMORY(const int, tiles), MEMORY(const int, starts),
+kernel void multiply_registers(TYPED(void, c), MEMORY(const float, a), MEMORY(const float, panels), MEMORY(const int, tiles), MEMORY(const int, starts),
 	const int column, const int m, const int n, const int k, const long a_rows, const long a_columns, const long ldc, const int accumulate)
 {
-	LOCATE(c), LOCATE(a), LOCATE(panels), LOCATE(tiles), LOCATE(starts);
+	LOCATE_TYPED(c), LOCATE(a), LOCATE(panels), LOCATE(tiles), LOCATE(starts);
 	// With tiles, panels are dimension 0: the rows of a tile and the matrix of its group stay in the caches, while all panels have their turn. Without,
 	// they are dimension 1: a panel stays there.
 	const bool tiled = GIVEN(tiles);
@@ -232,25 +238,26 @@ kernel void multiply_registers(MEMORY(float, c), MEMORY(const float, a), MEMORY(
 	const int j = column + PANEL * across;
 	float16 left[ROWS], right[ROWS];
 	sums(left, right, a + p.row * a_rows + p.first * a_columns, a_rows, a_columns, p.rows, panels + (panel * k + p.first) * PANEL, p.terms);
-	store_sums(c + (GIVEN(starts) ? (size_t)p.group * m * n : 0) + p.row * ldc + j, ldc, left, right, p.rows, n - j, accumulate);
+	c = MOVE(c, c_bf16, (GIVEN(starts) ? (size_t)p.group * m * n : 0) + p.row * ldc + j);
+	store_sums(c, c_bf16, ldc, left, right, p.rows, n - j, accumulate);
 }
 
 // Groups of rows with few terms: a work-item has a panel of the group's matrix in local memory, and multiplies up to
 // `band` rows of the group by it. Dimension 0 is the band, 1 the panel, 2 the group. A is rounded, and its rows are
 // contiguous.
-kernel void multiply_groups(MEMORY(float, c), MEMORY(const float, a), MEMORY(const float, b), MEMORY(const int, starts), const int band, const int n, const int k,
+kernel void multiply_groups(MEMORY(float, c), MEMORY(const float, a), TYPED(const void, b), MEMORY(const int, starts), const int band, const int n, const int k,
 	const long a_rows, const long b_rows, const long b_columns, const long b_stack, const long ldc, const int accumulate, local float *panel)
 {
-	LOCATE(c), LOCATE(a), LOCATE(b), LOCATE(starts);
+	LOCATE(c), LOCATE(a), LOCATE_TYPED(b), LOCATE(starts);
 	const int group = get_group_id(2), first = starts[group] + band * (int)get_group_id(0), last = min(starts[group + 1], first + band);
 	if (first >= last || accumulate && k == 0)
 		return;
 	const int j = PANEL * get_group_id(1);
-	b += group * b_stack + j * b_columns;
+	b = MOVE(b, b_bf16, group * b_stack + j * b_columns);
 	for (int t = 0; t < k; t += STRIP)
 		for (int side = 0; side < PANEL; side += 16) {
 			float16 x[16];
-			load_half(x, b + t * b_rows + side * b_columns, b_rows, b_columns, k - t, n - j - side);
+			load_half(x, MOVE(b, b_bf16, t * b_rows + side * b_columns), b_bf16, b_rows, b_columns, k - t, n - j - side);
 			#pragma unroll
 			for (int i = 0; i < STRIP; i++)
 				vstore16(x[i], 0, panel + (t + i) * PANEL + side); // up to a whole strip
@@ -258,23 +265,23 @@ kernel void multiply_groups(MEMORY(float, c), MEMORY(const float, a), MEMORY(con
 	for (int row = first; row < last; row += ROWS) {
 		float16 left[ROWS], right[ROWS];
 		local_sums(left, right, a + row * a_rows, a_rows, 1, last - row, panel, k);
-		store_sums(c + row * ldc + j, ldc, left, right, last - row, n - j, accumulate);
+		store_sums(c + row * ldc + j, 0, ldc, left, right, last - row, n - j, accumulate);
 	}
 }
 
 #else
 
 // The sum of matrices that follow each other in memory, in their order. A work-item has four columns of a row.
-kernel void add_chains(MEMORY(float, c), MEMORY(const float, x), const int matrices, const int m, const int n, const long ldc, const int accumulate)
+kernel void add_chains(TYPED(void, c), MEMORY(const float, x), const int matrices, const int m, const int n, const long ldc, const int accumulate)
 {
-	LOCATE(c), LOCATE(x);
+	LOCATE_TYPED(c), LOCATE(x);
 	const int quads = (n + 3) / 4, row = get_global_id(0) / quads, j = 4 * (get_global_id(0) % quads);
 	if (row >= m)
 		return;
 	const size_t each = (size_t)m * n;
-	c += row * ldc + j;
+	c = MOVE(c, c_bf16, row * ldc + j);
 	x += row * (size_t)n + j;
-	if (n % 4 == 0 && ((ulong)c & 15) == 0 && ((ulong)x & 15) == 0) {
+	if (!c_bf16 && n % 4 == 0 && ((ulong)c & 15) == 0 && ((ulong)x & 15) == 0) {
 		float4 sum = accumulate ? *(const global float4 *)c + *(const global float4 *)x : *(const global float4 *)x;
 		for (int g = 1; g < matrices; g++)
 			sum += *(const global float4 *)(x + g * each);
@@ -282,10 +289,11 @@ kernel void add_chains(MEMORY(float, c), MEMORY(const float, x), const int matri
 		return;
 	}
 	for (int i = 0; i < 4 && j + i < n; i++) {
-		float sum = accumulate ? c[i] + x[i] : x[i];
+		const float old = accumulate ? load_numbers(c, c_bf16, i, n) : 0;
+		float sum = accumulate && !c_bf16 ? old + x[i] : x[i];
 		for (int g = 1; g < matrices; g++)
 			sum += x[g * each + i];
-		c[i] = sum;
+		store_numbers(c, c_bf16, i, n, accumulate && c_bf16 ? old + sum : sum);
 	}
 }
 
@@ -300,13 +308,23 @@ kernel void add_chains(MEMORY(float, c), MEMORY(const float, x), const int matri
 #define QUAD_ROW(i, along) (along == 1 ? 4 * (QUAD(i) % 16) : QUAD(i) / 4)
 #define QUAD_TERM(i, along) (along == 1 ? QUAD(i) / 16 : 4 * (QUAD(i) % 4))
 
-INLINE void load_tile(float4 v[4], const global float *x, const long along, const long terms, const int size, const int depth)
+INLINE void load_tile(float4 v[4], const global void *x, const int bf16, const long along, const long terms, const int size, const int depth)
 {
 	#pragma unroll
 	for (int i = 0; i < 4; i++) {
 		const int at = QUAD_ROW(i, along), d = QUAD_TERM(i, along);
 		const int there = along == 1 ? d < depth ? size - at : 0 : at < size ? depth - d : 0;
-		const global float *from = x + at * along + d * terms;
+		if (bf16) {
+			const global ushort *from = (const global ushort *)x + at * along + d * terms;
+			ushort4 h;
+			if (there >= 4 && ((ulong)from & 7) == 0)
+				h = *(const global ushort4 *)from;
+			else
+				h = (ushort4)(there > 0 ? from[0] : 0, there > 1 ? from[1] : 0, there > 2 ? from[2] : 0, there > 3 ? from[3] : 0);
+			v[i] = as_float4(convert_uint4(h) << 16);
+			continue;
+		}
+		const global float *from = (const global float *)x + at * along + d * terms;
 		if (there >= 4 && ((ulong)from & 15) == 0)
 			v[i] = *(const global float4 *)from;
 		else
@@ -331,8 +349,16 @@ INLINE void fill_tile(local float (*tile)[LINE], const float4 v[4], const long a
 	}
 }
 
-INLINE void store_four(global float *c, const float4 v, const int n, const int accumulate)
+INLINE void store_four(global void *to, const int bf16, const float4 v, const int n, const int accumulate)
 {
+	global float *c = to;
+	if (bf16) {
+		const float x[4] = {v.x, v.y, v.z, v.w};
+		#pragma unroll
+		for (int i = 0; i < 4; i++)
+			store_numbers(to, 1, i, n, accumulate ? load_numbers(to, 1, i, n) + x[i] : x[i]);
+		return;
+	}
 	if (n >= 4) {
 		vstore4(accumulate ? vload4(0, c) + v : v, 0, c);
 		return;
@@ -345,11 +371,11 @@ INLINE void store_four(global float *c, const float4 v, const int n, const int a
 		c[2] = accumulate ? c[2] + v.z : v.z;
 }
 
-INLINE void store_row(global float *c, const float8 v, const bool is, const int x, const int n, const int accumulate)
+INLINE void store_row(global void *c, const int bf16, const float8 v, const bool is, const int x, const int n, const int accumulate)
 {
 	if (is) {
-		store_four(c + x, v.lo, n - x, accumulate);
-		store_four(c + x + 32, v.hi, n - x - 32, accumulate);
+		store_four(MOVE(c, bf16, x), bf16, v.lo, n - x, accumulate);
+		store_four(MOVE(c, bf16, x + 32), bf16, v.hi, n - x - 32, accumulate);
 	}
 }
 
@@ -364,12 +390,12 @@ INLINE void store_row(global float *c, const float8 v, const bool is, const int 
 __attribute__((intel_reqd_sub_group_size(16))) // in sub-groups of 32 Intel's compiler has too few registers for an item
 #endif
 kernel __attribute__((reqd_work_group_size(64, 1, 1)))
-void multiply_shared(MEMORY(float, c), MEMORY(const float, a), MEMORY(const float, b), MEMORY(const int, tiles), MEMORY(const int, starts),
+void multiply_shared(TYPED(void, c), MEMORY(const float, a), TYPED(const void, b), MEMORY(const int, tiles), MEMORY(const int, starts),
 	const int m, const int n, const int k, const long a_rows, const long a_columns, const long b_rows, const long b_columns, const long b_stack, const long ldc,
 	const int accumulate, const int chain)
 {
 	local float __attribute__((aligned(16))) left[DEPTH][LINE], right[DEPTH][LINE];
-	LOCATE(c), LOCATE(a), LOCATE(b), LOCATE(tiles), LOCATE(starts);
+	LOCATE_TYPED(c), LOCATE(a), LOCATE_TYPED(b), LOCATE(tiles), LOCATE(starts);
 	part p = part_of(get_group_id(0), tiles, GIVEN(tiles), starts, GIVEN(starts), SIDE, m, k);
 	if (chain > 0)
 		p.first = chain * (int)get_group_id(2), p.terms = min(chain, k - p.first);
@@ -377,13 +403,13 @@ void multiply_shared(MEMORY(float, c), MEMORY(const float, a), MEMORY(const floa
 		return;
 	const int column = SIDE * get_group_id(1), y = 4 * (get_local_id(0) / 8), x = 4 * (get_local_id(0) % 8);
 	a += p.row * a_rows + p.first * a_columns;
-	b += (GIVEN(tiles) ? p.group * b_stack : p.first * b_rows) + column * b_columns;
-	c += (GIVEN(starts) || chain > 0 ? get_group_id(2) * m * n : 0) + p.row * ldc + column;
+	b = MOVE(b, b_bf16, (GIVEN(tiles) ? p.group * b_stack : p.first * b_rows) + column * b_columns);
+	c = MOVE(c, c_bf16, (GIVEN(starts) || chain > 0 ? get_group_id(2) * m * n : 0) + p.row * ldc + column);
 	float8 sum[8] = {0, 0, 0, 0, 0, 0, 0, 0}; // indexed by constants alone: so it stays in registers
 	float4 next_left[4], next_right[4];
 #define LOAD(t) \
-	load_tile(next_left, a + (t) * a_columns, a_rows, a_columns, p.rows, p.terms - (t)); \
-	load_tile(next_right, b + (t) * b_rows, b_columns, b_rows, n - column, p.terms - (t))
+	load_tile(next_left, a + (t) * a_columns, 0, a_rows, a_columns, p.rows, p.terms - (t)); \
+	load_tile(next_right, MOVE(b, b_bf16, (t) * b_rows), b_bf16, b_columns, b_rows, n - column, p.terms - (t))
 	if (AHEAD) {
 		LOAD(0);
 	}
@@ -411,7 +437,7 @@ void multiply_shared(MEMORY(float, c), MEMORY(const float, a), MEMORY(const floa
 		}
 		barrier(CLK_LOCAL_MEM_FENCE);
 	}
-#define STORE(i) store_row(c + (y + ROW(i)) * ldc, sum[i], y + ROW(i) < p.rows, x, n - column, accumulate)
+#define STORE(i) store_row(MOVE(c, c_bf16, (y + ROW(i)) * ldc), c_bf16, sum[i], y + ROW(i) < p.rows, x, n - column, accumulate)
 #define ROW(i) (i % 4 + 32 * (i / 4))
 	STORE(0);
 	STORE(1);

@@ -91,11 +91,11 @@ func (d *Device) multiply(p product) {
 		return
 	}
 	to := c.writes(p.c)
-	a, b, aRows, aColumns := c.reads(p.a), c.reads(p.b), p.aRows, p.aColumns
+	a, b, aRows, aColumns := c.reads(p.a), typed(c.reads(p.b)), p.aRows, p.aColumns
 	height := tileSide
 	if d.shape.processor {
 		height = registerRows
-		if p.k > 0 && (aColumns != 1 || d.precision == xpu.BF16) {
+		if p.k > 0 && (aColumns != 1 || d.rounds()) {
 			a, aRows = c.straight(p)
 			aColumns = 1
 		}
@@ -143,7 +143,7 @@ func (d *Device) multiply(p product) {
 		if p.groupRows {
 			order = groups(1, across, down, 1)
 		}
-		c.launch("multiply_registers", order, to, a, panels, tiles, starts,
+		c.launch("multiply_registers", order, typed(to), a, panels, tiles, starts,
 			column, integer(p.m), integer(p.n), integer(p.k), long(aRows), long(aColumns), long(p.ldc), accumulate)
 	}
 }
@@ -151,10 +151,10 @@ func (d *Device) multiply(p product) {
 // multiplyShared computes a product on a GPU, in tiles in local memory.
 func (c *command) multiplyShared(p product, to, a, b, tiles, starts argument, down, matrices int) {
 	multiply := func(to argument, first, terms, matrices, chain, ldc int, accumulate bool) {
-		c.launch("multiply_shared", groups(64, down, over(p.n, tileSide), matrices), to, a.plus(first*p.aColumns),
-			b.plus(first*p.bRows), tiles, starts, integer(p.m), integer(p.n), integer(terms), long(p.aRows),
-			long(p.aColumns), long(p.bRows), long(p.bColumns), long(p.stack), long(ldc), flag(accumulate),
-			integer(chain))
+		c.launch("multiply_shared", groups(64, down, over(p.n, tileSide), matrices), typed(to),
+			a.plus(first*p.aColumns), b.plus(first*p.bRows), tiles, starts, integer(p.m), integer(p.n),
+			integer(terms), long(p.aRows), long(p.aColumns), long(p.bRows), long(p.bColumns), long(p.stack),
+			long(ldc), flag(accumulate), integer(chain))
 	}
 	if p.groupRows || p.groupSum {
 		multiply(to, 0, p.k, matrices, 0, p.ldc, p.accumulate)
@@ -179,17 +179,27 @@ func (c *command) inChains(p product, to argument, most int, multiply func(to ar
 	if together > 1 {
 		sums = c.take(together * p.m * p.n)
 	}
-	accumulate := p.accumulate
+	add := func(to, sums argument, chains, ldc int, accumulate bool) {
+		c.launch("add_chains", items(p.m*over(p.n, 4)), typed(to), sums, integer(chains), integer(p.m),
+			integer(p.n), long(ldc), flag(accumulate))
+	}
+	total, ldc, accumulate := to, p.ldc, p.accumulate
+	last := to.bf16 && together*most < p.k // the result is rounded once, after the last chain
+	if last {
+		total, ldc, accumulate = c.take(p.m*p.n), p.n, false
+	}
 	for first := 0; first < p.k; first += together * most {
 		terms := min(together*most, p.k-first)
 		if chains := over(terms, most); chains == 1 {
-			multiply(to, first, terms, 1, 0, p.ldc, accumulate)
+			multiply(total, first, terms, 1, 0, ldc, accumulate)
 		} else {
 			multiply(sums, first, terms, chains, most, p.n, false)
-			c.launch("add_chains", items(p.m*over(p.n, 4)), to, sums, integer(chains), integer(p.m), integer(p.n),
-				long(p.ldc), flag(accumulate))
+			add(total, sums, chains, ldc, accumulate)
 		}
 		accumulate = true
+	}
+	if last {
+		add(to, total, 1, p.ldc, p.accumulate)
 	}
 }
 

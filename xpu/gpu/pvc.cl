@@ -1,5 +1,5 @@
 // Products of bfloat16 by the matrix instruction of Intel's Data Center GPU Max (Ponte Vecchio); see dpas.cl. A sub-group computes a tile of 32×64 of C:
-// 4×4 blocks. For a step it reads a panel of A and a panel of B.
+// 4×4 blocks. For a step it reads a panel of A and a panel of B. Weights, which are packed as B, and C may be bfloat16 in memory.
 
 // A work-group is 4×4 sub-groups side by side.
 #define SIDE 4
@@ -7,6 +7,31 @@
 #define AHEAD 4 // steps from a prefetch to its use
 
 #include "dpas.cl"
+
+// A number of bfloat16 in memory becomes x, or with accumulate the sum of both.
+static void store_sum(global ushort *c, const float x, const int accumulate)
+{
+	store_numbers(c, 1, 0, 1, accumulate ? load_numbers(c, 1, 0, 1) + x : x);
+}
+
+// store_block for C of bfloat16.
+inline void store_rounded(global ushort *c, const size_t ld, c_block x, const int rows, const int columns, const int accumulate)
+{
+#ifdef EMULATED
+	for (int l = 0; l < min(columns, 16); l++)
+		for (int i = 0; i < min(rows, 8); i++)
+			store_sum(c + i * ld + l, x.lane[l][i], accumulate);
+#else
+	const int lane = get_sub_group_local_id();
+	if (lane < columns) {
+		#pragma unroll
+		for (int i = 0; i < 8; i++)
+			if (i < rows)
+				store_sum(c + i * ld + lane, x[i], accumulate);
+	}
+#endif
+}
+
 #include "groups.cl"
 
 // A plan has the first row, panel of 32 rows, step of 16 rows (each group has an even number of steps), and band of 128
@@ -61,17 +86,32 @@ kernel void pvc_pack_rows(MEMORY(uint, a), MEMORY(const float, x), MEMORY(const 
 	store_a(a + (size_t)panel * steps * A_PANEL, step, in_panel, v);
 }
 
+// pack_step for numbers of bfloat16.
+inline uint8 pack_halves(global const ushort *x, const long stride, const int there)
+{
+	if (there >= STEP && stride == 1)
+		return as_uint8(vload16(0, x));
+	uint v[STEP];
+	#pragma unroll
+	for (int i = 0; i < STEP; i++)
+		v[i] = i < there ? x[i * stride] : 0;
+	return (uint8)(v[0] | v[1] << 16, v[2] | v[3] << 16, v[4] | v[5] << 16, v[6] | v[7] << 16, v[8] | v[9] << 16,
+		v[10] | v[11] << 16, v[12] | v[13] << 16, v[14] | v[15] << 16);
+}
+
 // Packs matrices as B, one after the other: element (t, j) of a matrix is x[t*stride + j*column_stride]. A work-item has a column (0) and a step (1) of a
 // matrix (2).
-kernel void pvc_pack_matrices(MEMORY(uint, b), MEMORY(const float, x), const long size, const long stride, const long column_stride, const int k,
+kernel void pvc_pack_matrices(MEMORY(uint, b), TYPED(const void, x), const long size, const long stride, const long column_stride, const int k,
 	const int n, const int steps)
 {
-	LOCATE(b), LOCATE(x);
+	LOCATE(b), LOCATE_TYPED(x);
 	const int column = get_global_id(0), step = get_global_id(1), panels = (n + TILE_COLUMNS - 1) / TILE_COLUMNS;
 	const size_t matrix = get_global_id(2);
 	if (step >= steps || column >= panels * TILE_COLUMNS)
 		return;
-	const uint8 v = pack_step(x + matrix * size + step * STEP * stride + column * column_stride, stride, column < n ? k - step * STEP : 0);
+	const int there = column < n ? k - step * STEP : 0;
+	x = MOVE(x, x_bf16, matrix * size + step * STEP * stride + column * column_stride);
+	const uint8 v = x_bf16 ? pack_halves(x, stride, there) : pack_step(x, stride, there);
 	store_b(b + (matrix * panels + column / TILE_COLUMNS) * steps * B_PANEL, step, column % TILE_COLUMNS, v);
 }
 
@@ -126,7 +166,7 @@ inline prefetched part_of(global const uint *a, global const uint *b, const int 
 // A tile of rows × columns elements of C, from `steps` steps of the panels of A and B. All loops over blocks are
 // unrolled and their indices are constants: otherwise blocks are kept in memory. The sub-group prefetches its part of
 // the work-group's panels.
-inline void multiply(global float *c, const size_t ld, global const uint *a, global const uint *b, prefetched part, const int steps, const int rows,
+inline void multiply(global void *c, const int bf16, const size_t ld, global const uint *a, global const uint *b, prefetched part, const int steps, const int rows,
 	const int columns, const int accumulate)
 {
 	c_block sum[4][4];
@@ -154,19 +194,27 @@ inline void multiply(global float *c, const size_t ld, global const uint *a, glo
 		a += 2 * A_PANEL;
 		b += 2 * B_PANEL;
 	}
+	if (bf16) {
+		#pragma unroll
+		for (int i = 0; i < 4; i++)
+			#pragma unroll
+			for (int j = 0; j < 4; j++)
+				store_rounded((global ushort *)c + 8 * i * ld + 16 * j, ld, sum[i][j], rows - 8 * i, columns - 16 * j, accumulate);
+		return;
+	}
 	#pragma unroll
 	for (int i = 0; i < 4; i++)
 		#pragma unroll
 		for (int j = 0; j < 4; j++)
-			store_block(c + 8 * i * ld + 16 * j, ld, sum[i][j], rows - 8 * i, columns - 16 * j, accumulate);
+			store_block((global float *)c + 8 * i * ld + 16 * j, ld, sum[i][j], rows - 8 * i, columns - 16 * j, accumulate);
 }
 
 // C = A·B, or += with accumulate, for groups of rows, each with its own matrix of n columns: pvc_pack_rows by pvc_pack_matrices. A work-group has 256
 // columns (0) of a band of 128 rows (1).
-kernel SUBGROUPS void pvc_product(MEMORY(float, c), MEMORY(const uint, a), MEMORY(const uint, b), MEMORY(const int, plan), const int groups, const int ld,
+kernel SUBGROUPS void pvc_product(TYPED(void, c), MEMORY(const uint, a), MEMORY(const uint, b), MEMORY(const int, plan), const int groups, const int ld,
 	const int n, const int steps, const int accumulate)
 {
-	LOCATE(c), LOCATE(a), LOCATE(b), LOCATE(plan);
+	LOCATE_TYPED(c), LOCATE(a), LOCATE(b), LOCATE(plan);
 	const int band = get_group_id(1);
 	if (band >= BAND(plan, groups)[groups])
 		return;
@@ -181,16 +229,17 @@ kernel SUBGROUPS void pvc_product(MEMORY(float, c), MEMORY(const uint, a), MEMOR
 	const int down = SUBGROUP / SIDE, across = SUBGROUP % SIDE;
 	const prefetched part = part_of(a - (size_t)down * steps * A_PANEL, b - (size_t)across * steps * B_PANEL, steps,
 		(count - 1) / TILE_ROWS - panel + down, panels - 1 - column + across);
-	multiply(c + (size_t)(first + row) * ld + column * TILE_COLUMNS, ld, a, b, part, steps, count - row, n - column * TILE_COLUMNS, accumulate);
+	multiply(MOVE(c, c_bf16, (size_t)(first + row) * ld + column * TILE_COLUMNS), c_bf16, ld, a, b, part, steps, count - row,
+		n - column * TILE_COLUMNS, accumulate);
 }
 
 // C = A·B, or += with accumulate, m×n, for each group a sum over its rows: pvc_pack_left by pvc_pack_right, with the
 // same steps. The result of a group without rows is zero. A work-group has 256 columns (0) of 128 rows (1) of a group's
 // matrix (2), which is size elements after the previous matrix.
-kernel SUBGROUPS void pvc_weight_grad(MEMORY(float, c), MEMORY(const uint, a), MEMORY(const uint, b), MEMORY(const int, plan), const int groups, const long size,
+kernel SUBGROUPS void pvc_weight_grad(TYPED(void, c), MEMORY(const uint, a), MEMORY(const uint, b), MEMORY(const int, plan), const int groups, const long size,
 	const int ld, const int m, const int n, const int steps, const int accumulate)
 {
-	LOCATE(c), LOCATE(a), LOCATE(b), LOCATE(plan);
+	LOCATE_TYPED(c), LOCATE(a), LOCATE(b), LOCATE(plan);
 	const int group = get_group_id(2), panel = get_group_id(1) * SIDE + SUBGROUP / SIDE, column = get_group_id(0) * SIDE + SUBGROUP % SIDE;
 	const int begin = TERMS(plan, groups)[group], end = TERMS(plan, groups)[group + 1];
 	if (panel * TILE_ROWS >= m || column * TILE_COLUMNS >= n || accumulate && begin == end)
@@ -200,6 +249,6 @@ kernel SUBGROUPS void pvc_weight_grad(MEMORY(float, c), MEMORY(const uint, a), M
 	const int down = SUBGROUP / SIDE, across = SUBGROUP % SIDE;
 	const prefetched part = part_of(a - (size_t)down * steps * A_PANEL, b - (size_t)across * steps * B_PANEL, steps,
 		(m - 1) / TILE_ROWS - panel + down, (n - 1) / TILE_COLUMNS - column + across);
-	multiply(c + group * size + (size_t)panel * TILE_ROWS * ld + column * TILE_COLUMNS, ld, a, b, part, end - begin, m - panel * TILE_ROWS,
-		n - column * TILE_COLUMNS, accumulate);
+	multiply(MOVE(c, c_bf16, group * size + (size_t)panel * TILE_ROWS * ld + column * TILE_COLUMNS), c_bf16, ld, a, b, part, end - begin,
+		m - panel * TILE_ROWS, n - column * TILE_COLUMNS, accumulate);
 }

@@ -9,10 +9,10 @@ import (
 	"mula/xpu/opencl"
 )
 
-// Products with matrix instructions, in [xpu.BF16]: some kernels round and pack operands, and
-// others multiply them; see pvc.cl. A packed operand needs half the memory of the original. Packed
-// weights, the B of products whose A is not transposed, are kept while there is memory, and packed
-// again only when the weights have changed: once per optimizer step, for any number of passes.
+// Products with matrix instructions, of operands of bfloat16: some kernels round and pack operands,
+// and others multiply them; see pvc.cl. A packed operand is bfloat16. Packed weights, the B of
+// products whose A is not transposed, are kept while there is memory, and packed again only when
+// the weights have changed: once per optimizer step, for any number of passes.
 
 // Sizes of pvc.cl.
 const (
@@ -30,7 +30,7 @@ var matrixFiles = []string{pvcFile, attendMatrixFile, nvidiaFile, attendTensorFi
 // matrixFile returns the file with the kernels of products, if they have matrix instructions.
 func (d *Device) matrixFile() string {
 	switch {
-	case d.precision != xpu.BF16:
+	case !d.rounds():
 	case d.shape.emulate != "":
 		return d.shape.emulated
 	case d.device.MatrixInstructions():
@@ -134,10 +134,11 @@ func (c *command) multiplyRows(p product, groups int, a, b operand, weights bool
 		b.x, groups*across*steps*matrixColumns*matrixStep/2)
 	if !packed {
 		c.launch("pvc_pack_matrices", grid{[3]int{across, over(steps, 4), groups}, [3]int{matrixColumns, 4, 1}},
-			right, c.reads(b.x), long(p.stack), long(b.term), long(b.index), integer(p.k), integer(p.n), integer(steps))
+			right, typed(c.reads(b.x)), long(p.stack), long(b.term), long(b.index), integer(p.k), integer(p.n),
+			integer(steps))
 	}
 	c.launch("pvc_product", c.matrixGrid(over(across, matrixSide), pieces(groups, p.m, matrixSide*matrixRows), 1),
-		c.writes(p.c), left, right, plan, integer(groups), integer(p.ldc), integer(p.n), integer(steps),
+		typed(c.writes(p.c)), left, right, plan, integer(groups), integer(p.ldc), integer(p.n), integer(steps),
 		flag(p.accumulate))
 }
 
@@ -153,8 +154,8 @@ func (c *command) sumRows(p product, a, b operand) {
 	c.launch("pvc_pack_right", grid{[3]int{across, over(steps, 4), 1}, [3]int{matrixColumns, 4, 1}},
 		right, c.reads(b.x), plan, integer(groups), long(b.term), long(b.index), integer(p.n), integer(steps))
 	c.launch("pvc_weight_grad", c.matrixGrid(over(across, matrixSide), over(down, matrixSide), groups),
-		c.writes(p.c), left, right, plan, integer(groups), long(p.m*p.n), integer(p.ldc), integer(p.m), integer(p.n),
-		integer(steps), flag(p.accumulate))
+		typed(c.writes(p.c)), left, right, plan, integer(groups), long(p.m*p.n), integer(p.ldc), integer(p.m),
+		integer(p.n), integer(steps), flag(p.accumulate))
 }
 
 // matrixGrid returns a grid of work-groups of 4 × 4 sub-groups.

@@ -95,6 +95,17 @@ func pretended(t *testing.T) {
 		d.AttendGrad(attention, tokens(2), tokens(4), heads(1), heads(1))
 		numbersOf(t, d, attention.Context)
 	}
+	halves, err := d.New(xpu.BFloat16, 3, k, n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.MatMul(c, a, halves.Index(0).Reshape(n, k).T(), xpu.MatMulOptions{})
+	d.GroupedMatMul(c, a, halves, counts, xpu.MatMulOptions{})
+	d.MatMul(halves.Index(0), a.T(), c, xpu.MatMulOptions{Accumulate: true})
+	d.GroupedWeightGrad(halves, a, c, counts, xpu.MatMulOptions{Accumulate: true})
+	d.Copy(halves, b)
+	d.Copy(b, halves)
+	numbersOf(t, d, halves)
 	devicetest.Run(t, d, 0)
 	for _, name := range []string{"pvc_plan", "pvc_pack_rows", "pvc_pack_matrices", "pvc_pack_left", "pvc_pack_right",
 		"pvc_product", "pvc_weight_grad"} {

@@ -33,6 +33,7 @@ func TestMatrix(t *testing.T) {
 			t.Run("MatMul", func(t *testing.T) { testMatrixMatMul(t, d) })
 			t.Run("groups", func(t *testing.T) { testMatrixGroups(t, d) })
 			t.Run("rounding", func(t *testing.T) { testMatrixRounding(t, d) })
+			t.Run("bf16", func(t *testing.T) { devicetest.RunHalfProducts(t, d) })
 			if s.emulated == pvcFile {
 				t.Run("attention", func(t *testing.T) { testMatrixAttention(t, d) })
 			}
@@ -307,8 +308,15 @@ func testMatrixRounding(t *testing.T, d *Device) {
 	}
 }
 
-// Weights are packed once while they do not change, and again after each way of changing them.
+// Weights of either type are packed once while they do not change, and again after each way of
+// changing them.
 func TestMatrixWeightsArePackedOnce(t *testing.T) {
+	for _, dtype := range []xpu.DType{xpu.Float32, xpu.BFloat16} {
+		t.Run(dtype.String(), func(t *testing.T) { testPackedOnce(t, dtype) })
+	}
+}
+
+func testPackedOnce(t *testing.T, dtype xpu.DType) {
 	d, err := newDevice(t.Context(), someDevice(t, opencl.CPU), Options{Precision: xpu.BF16, Threads: 1, Profile: true},
 		emulated["blocks"])
 	if err != nil {
@@ -321,8 +329,13 @@ func TestMatrixWeightsArePackedOnce(t *testing.T) {
 		ones[i] = 1
 	}
 	square := func() xpu.Tensor { return upload(t, d, ones, n, n) }
-	x, w, twos, product := square(), square(), square(), square()
+	x, twos, product := square(), square(), square()
 	d.Add(twos, x, x)
+	w, err := d.New(dtype, n, n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.Write(w, ones)
 	packed := 0
 	check := func(what string, want float32, packings int) {
 		t.Helper()
@@ -356,7 +369,11 @@ func TestMatrixWeightsArePackedOnce(t *testing.T) {
 	check("after Copy", 2*n, 1)
 	d.Zero(w)
 	check("after Zero", 0, 1)
-	d.Add(w, x, x)
+	if dtype == xpu.Float32 {
+		d.Add(w, x, x)
+	} else {
+		d.Copy(w, twos) // by a kernel, which rounds
+	}
 	check("after a kernel", 2*n, 1)
 	check("at last", 2*n, 0)
 	if n := len(d.packed.of); n != 1 {

@@ -96,7 +96,7 @@ func (s *stage) wait(ctx context.Context, number int) error {
 }
 
 // write copies src to a tensor. begin begins a command of the queue.
-func write[E float32 | int32](d *Device, s *stage, begin func() *command, t xpu.Tensor, src []E) {
+func write[E float32 | uint16 | int32](d *Device, s *stage, begin func() *command, t xpu.Tensor, src []E) {
 	c := begin()
 	if len(src) == 0 {
 		c.end()
@@ -138,7 +138,7 @@ func write[E float32 | int32](d *Device, s *stage, begin func() *command, t xpu.
 
 // read copies elements of an allocation, from element at on, to dst, after all preceding commands
 // of the queue.
-func read[E float32 | int32](ctx context.Context, s *stage, dst []E, a *allocation, at int64) error {
+func read[E float32 | uint16 | int32](ctx context.Context, s *stage, dst []E, a *allocation, at int64) error {
 	select {
 	case s.turn <- struct{}{}:
 		defer func() { <-s.turn }()
@@ -178,6 +178,6 @@ func read[E float32 | int32](ctx context.Context, s *stage, dst []E, a *allocati
 }
 
 // bytesOf returns the memory of x.
-func bytesOf[E float32 | int32](x []E) []byte {
+func bytesOf[E float32 | uint16 | int32](x []E) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(x))), len(x)*int(unsafe.Sizeof(*new(E))))
 }

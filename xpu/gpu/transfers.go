@@ -62,8 +62,7 @@ func (t *transfers) failed() error {
 }
 
 func (t *transfers) Write(x xpu.Tensor, src []float32) {
-	xpu.CheckCopy("Write", x, xpu.Float32, len(src))
-	write(t.d, &t.d.second, t.begin, x, src)
+	writeFloats(t.d, &t.d.second, t.begin, x, src)
 }
 
 func (t *transfers) WriteInts(x xpu.Tensor, src []int32) {
@@ -71,14 +70,13 @@ func (t *transfers) WriteInts(x xpu.Tensor, src []int32) {
 	write(t.d, &t.d.second, t.begin, x, src)
 }
 
-// WriteHalves has no tensor to write to, because New allocates none of bf16.
 func (t *transfers) WriteHalves(x xpu.Tensor, src []uint16) {
 	xpu.CheckCopy("WriteHalves", x, xpu.BFloat16, len(src))
+	write(t.d, &t.d.second, t.begin, x, src)
 }
 
 func (t *transfers) Read(ctx context.Context, dst []float32, x xpu.Tensor) error {
-	xpu.CheckCopy("Read", x, xpu.Float32, len(dst))
-	return readAfter(ctx, t.d, &t.d.second, t.failed, dst, x)
+	return readFloats(ctx, t.d, &t.d.second, t.failed, dst, x)
 }
 
 func (t *transfers) ReadInts(ctx context.Context, dst []int32, x xpu.Tensor) error {
@@ -86,10 +84,9 @@ func (t *transfers) ReadInts(ctx context.Context, dst []int32, x xpu.Tensor) err
 	return readAfter(ctx, t.d, &t.d.second, t.failed, dst, x)
 }
 
-// ReadHalves has no tensor to read, like WriteHalves.
-func (t *transfers) ReadHalves(_ context.Context, dst []uint16, x xpu.Tensor) error {
+func (t *transfers) ReadHalves(ctx context.Context, dst []uint16, x xpu.Tensor) error {
 	xpu.CheckCopy("ReadHalves", x, xpu.BFloat16, len(dst))
-	return nil
+	return readAfter(ctx, t.d, &t.d.second, t.failed, dst, x)
 }
 
 func (t *transfers) Copy(dst, x xpu.Tensor) {

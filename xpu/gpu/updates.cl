@@ -7,24 +7,24 @@
 // given, are the sums of the squares of the weights and of the changes: [groups, 3].
 
 kernel __attribute__((reqd_work_group_size(GROUP, 1, 1)))
-void update_adamw(MEMORY(float, weight), MEMORY(float, grad), MEMORY(float, m), MEMORY(float, v),
+void update_adamw(MEMORY(float, weight), TYPED(void, grad), MEMORY(float, m), MEMORY(float, v),
 	MEMORY(float, before), MEMORY(float, change), MEMORY(const long, table), const int stretches, const int length,
 	const float k0, const float k1, const float k2, const float k3, const float k4,
 	const float k5, const float k6, const float k7, const float k8, const float k9, const float keep)
 {
-	LOCATE(weight), LOCATE(grad), LOCATE(m), LOCATE(v), LOCATE(table);
+	LOCATE(weight), LOCATE_TYPED(grad), LOCATE(m), LOCATE(v), LOCATE(table);
 	local float part[GROUP];
 	const global long *s = stretch_of(table, stretches);
 	const long begin = length * ((long)get_group_id(0) - s[FIRST_GROUP]);
 	const int end = min((long)length, s[ELEMENTS] - begin);
-	weight += s[0] + begin, grad += s[1] + begin, m += s[2] + begin, v += s[3] + begin;
+	weight += s[0] + begin, grad = MOVE(grad, grad_bf16, s[1] + begin), m += s[2] + begin, v += s[3] + begin;
 	squares allBefore = {0, 0, 0}, allChange = {0, 0, 0};
 	for (int i = LANES * ITEM; i < end; i += AT_A_TIME) {
 		squares someBefore = {0, 0, 0}, someChange = {0, 0, 0};
 		for (int k = i; k < min(end, i + AT_A_TIME); k += LANES * GROUP) {
 			const lanes old = load_lanes(weight, k, end, 0);
 			lanes next = old;
-			lanes r0 = load_lanes(grad, k, end, 0) * k0;
+			lanes r0 = load_numbers(grad, grad_bf16, k, end) * k0;
 			lanes r1 = load_lanes(m, k, end, 0);
 			lanes r3 = r0 * k2;
 			r3 = r1 * k1 + r3;
@@ -59,24 +59,24 @@ void update_adamw(MEMORY(float, weight), MEMORY(float, grad), MEMORY(float, m), 
 }
 
 kernel __attribute__((reqd_work_group_size(GROUP, 1, 1)))
-void update_lion(MEMORY(float, weight), MEMORY(float, grad), MEMORY(float, m), MEMORY(float, v),
+void update_lion(MEMORY(float, weight), TYPED(void, grad), MEMORY(float, m), MEMORY(float, v),
 	MEMORY(float, before), MEMORY(float, change), MEMORY(const long, table), const int stretches, const int length,
 	const float k0, const float k1, const float k2, const float k3, const float k4,
 	const float k5, const float k6, const float k7, const float k8, const float k9, const float keep)
 {
-	LOCATE(weight), LOCATE(grad), LOCATE(m), LOCATE(table);
+	LOCATE(weight), LOCATE_TYPED(grad), LOCATE(m), LOCATE(table);
 	local float part[GROUP];
 	const global long *s = stretch_of(table, stretches);
 	const long begin = length * ((long)get_group_id(0) - s[FIRST_GROUP]);
 	const int end = min((long)length, s[ELEMENTS] - begin);
-	weight += s[0] + begin, grad += s[1] + begin, m += s[2] + begin;
+	weight += s[0] + begin, grad = MOVE(grad, grad_bf16, s[1] + begin), m += s[2] + begin;
 	squares allBefore = {0, 0, 0}, allChange = {0, 0, 0};
 	for (int i = LANES * ITEM; i < end; i += AT_A_TIME) {
 		squares someBefore = {0, 0, 0}, someChange = {0, 0, 0};
 		for (int k = i; k < min(end, i + AT_A_TIME); k += LANES * GROUP) {
 			const lanes old = load_lanes(weight, k, end, 0);
 			lanes next = old;
-			lanes r0 = load_lanes(grad, k, end, 0) * k0;
+			lanes r0 = load_numbers(grad, grad_bf16, k, end) * k0;
 			lanes r1 = load_lanes(m, k, end, 0);
 			lanes r2 = r0 * k2;
 			r2 = r1 * k1 + r2;
@@ -108,24 +108,24 @@ void update_lion(MEMORY(float, weight), MEMORY(float, grad), MEMORY(float, m), M
 }
 
 kernel __attribute__((reqd_work_group_size(GROUP, 1, 1)))
-void update_sophia(MEMORY(float, weight), MEMORY(float, grad), MEMORY(float, m), MEMORY(float, v),
+void update_sophia(MEMORY(float, weight), TYPED(void, grad), MEMORY(float, m), MEMORY(float, v),
 	MEMORY(float, before), MEMORY(float, change), MEMORY(const long, table), const int stretches, const int length,
 	const float k0, const float k1, const float k2, const float k3, const float k4,
 	const float k5, const float k6, const float k7, const float k8, const float k9, const float keep)
 {
-	LOCATE(weight), LOCATE(grad), LOCATE(m), LOCATE(v), LOCATE(table);
+	LOCATE(weight), LOCATE_TYPED(grad), LOCATE(m), LOCATE(v), LOCATE(table);
 	local float part[GROUP];
 	const global long *s = stretch_of(table, stretches);
 	const long begin = length * ((long)get_group_id(0) - s[FIRST_GROUP]);
 	const int end = min((long)length, s[ELEMENTS] - begin);
-	weight += s[0] + begin, grad += s[1] + begin, m += s[2] + begin, v += s[3] + begin;
+	weight += s[0] + begin, grad = MOVE(grad, grad_bf16, s[1] + begin), m += s[2] + begin, v += s[3] + begin;
 	squares allBefore = {0, 0, 0}, allChange = {0, 0, 0};
 	for (int i = LANES * ITEM; i < end; i += AT_A_TIME) {
 		squares someBefore = {0, 0, 0}, someChange = {0, 0, 0};
 		for (int k = i; k < min(end, i + AT_A_TIME); k += LANES * GROUP) {
 			const lanes old = load_lanes(weight, k, end, 0);
 			lanes next = old;
-			lanes r0 = load_lanes(grad, k, end, 0) * k0;
+			lanes r0 = load_numbers(grad, grad_bf16, k, end) * k0;
 			lanes r1 = load_lanes(m, k, end, 0);
 			lanes r2 = r0 * k2;
 			r2 = r1 * k1 + r2;
@@ -157,24 +157,24 @@ void update_sophia(MEMORY(float, weight), MEMORY(float, grad), MEMORY(float, m),
 }
 
 kernel __attribute__((reqd_work_group_size(GROUP, 1, 1)))
-void update_adopt(MEMORY(float, weight), MEMORY(float, grad), MEMORY(float, m), MEMORY(float, v),
+void update_adopt(MEMORY(float, weight), TYPED(void, grad), MEMORY(float, m), MEMORY(float, v),
 	MEMORY(float, before), MEMORY(float, change), MEMORY(const long, table), const int stretches, const int length,
 	const float k0, const float k1, const float k2, const float k3, const float k4,
 	const float k5, const float k6, const float k7, const float k8, const float k9, const float keep)
 {
-	LOCATE(weight), LOCATE(grad), LOCATE(m), LOCATE(v), LOCATE(table);
+	LOCATE(weight), LOCATE_TYPED(grad), LOCATE(m), LOCATE(v), LOCATE(table);
 	local float part[GROUP];
 	const global long *s = stretch_of(table, stretches);
 	const long begin = length * ((long)get_group_id(0) - s[FIRST_GROUP]);
 	const int end = min((long)length, s[ELEMENTS] - begin);
-	weight += s[0] + begin, grad += s[1] + begin, m += s[2] + begin, v += s[3] + begin;
+	weight += s[0] + begin, grad = MOVE(grad, grad_bf16, s[1] + begin), m += s[2] + begin, v += s[3] + begin;
 	squares allBefore = {0, 0, 0}, allChange = {0, 0, 0};
 	for (int i = LANES * ITEM; i < end; i += AT_A_TIME) {
 		squares someBefore = {0, 0, 0}, someChange = {0, 0, 0};
 		for (int k = i; k < min(end, i + AT_A_TIME); k += LANES * GROUP) {
 			const lanes old = load_lanes(weight, k, end, 0);
 			lanes next = old;
-			lanes r0 = load_lanes(grad, k, end, 0) * k0;
+			lanes r0 = load_numbers(grad, grad_bf16, k, end) * k0;
 			lanes r1 = load_lanes(v, k, end, 0);
 			lanes r2 = sqrt(r1);
 			r2 = at_least(r2, k7);
@@ -211,24 +211,24 @@ void update_adopt(MEMORY(float, weight), MEMORY(float, grad), MEMORY(float, m), 
 }
 
 kernel __attribute__((reqd_work_group_size(GROUP, 1, 1)))
-void update_lamb(MEMORY(float, weight), MEMORY(float, grad), MEMORY(float, m), MEMORY(float, v),
+void update_lamb(MEMORY(float, weight), TYPED(void, grad), MEMORY(float, m), MEMORY(float, v),
 	MEMORY(float, before), MEMORY(float, change), MEMORY(const long, table), const int stretches, const int length,
 	const float k0, const float k1, const float k2, const float k3, const float k4,
 	const float k5, const float k6, const float k7, const float k8, const float k9, const float keep)
 {
-	LOCATE(weight), LOCATE(grad), LOCATE(m), LOCATE(v), LOCATE(table);
+	LOCATE(weight), LOCATE_TYPED(grad), LOCATE(m), LOCATE(v), LOCATE(table);
 	local float part[GROUP];
 	const global long *s = stretch_of(table, stretches);
 	const long begin = length * ((long)get_group_id(0) - s[FIRST_GROUP]);
 	const int end = min((long)length, s[ELEMENTS] - begin);
-	weight += s[0] + begin, grad += s[1] + begin, m += s[2] + begin, v += s[3] + begin;
+	weight += s[0] + begin, grad = MOVE(grad, grad_bf16, s[1] + begin), m += s[2] + begin, v += s[3] + begin;
 	squares allBefore = {0, 0, 0}, allChange = {0, 0, 0};
 	for (int i = LANES * ITEM; i < end; i += AT_A_TIME) {
 		squares someBefore = {0, 0, 0}, someChange = {0, 0, 0};
 		for (int k = i; k < min(end, i + AT_A_TIME); k += LANES * GROUP) {
 			const lanes old = load_lanes(weight, k, end, 0);
 			lanes next = old;
-			lanes r0 = load_lanes(grad, k, end, 0) * k0;
+			lanes r0 = load_numbers(grad, grad_bf16, k, end) * k0;
 			lanes r1 = load_lanes(m, k, end, 0);
 			lanes r3 = r0 * k2;
 			r3 = r1 * k1 + r3;
@@ -263,24 +263,24 @@ void update_lamb(MEMORY(float, weight), MEMORY(float, grad), MEMORY(float, m), M
 }
 
 kernel __attribute__((reqd_work_group_size(GROUP, 1, 1)))
-void update_muon(MEMORY(float, weight), MEMORY(float, grad), MEMORY(float, m), MEMORY(float, v),
+void update_muon(MEMORY(float, weight), TYPED(void, grad), MEMORY(float, m), MEMORY(float, v),
 	MEMORY(float, before), MEMORY(float, change), MEMORY(const long, table), const int stretches, const int length,
 	const float k0, const float k1, const float k2, const float k3, const float k4,
 	const float k5, const float k6, const float k7, const float k8, const float k9, const float keep)
 {
-	LOCATE(weight), LOCATE(grad), LOCATE(m), LOCATE(table);
+	LOCATE(weight), LOCATE_TYPED(grad), LOCATE(m), LOCATE(table);
 	local float part[GROUP];
 	const global long *s = stretch_of(table, stretches);
 	const long begin = length * ((long)get_group_id(0) - s[FIRST_GROUP]);
 	const int end = min((long)length, s[ELEMENTS] - begin);
-	weight += s[0] + begin, grad += s[1] + begin, m += s[2] + begin;
+	weight += s[0] + begin, grad = MOVE(grad, grad_bf16, s[1] + begin), m += s[2] + begin;
 	squares allBefore = {0, 0, 0}, allChange = {0, 0, 0};
 	for (int i = LANES * ITEM; i < end; i += AT_A_TIME) {
 		squares someBefore = {0, 0, 0}, someChange = {0, 0, 0};
 		for (int k = i; k < min(end, i + AT_A_TIME); k += LANES * GROUP) {
 			const lanes old = load_lanes(weight, k, end, 0);
 			lanes next = old;
-			lanes r0 = load_lanes(grad, k, end, 0) * k0;
+			lanes r0 = load_numbers(grad, grad_bf16, k, end) * k0;
 			lanes r1 = load_lanes(m, k, end, 0);
 			lanes r2 = r0 * k2;
 			r2 = r1 * k1 + r2;
@@ -306,24 +306,24 @@ void update_muon(MEMORY(float, weight), MEMORY(float, grad), MEMORY(float, m), M
 }
 
 kernel __attribute__((reqd_work_group_size(GROUP, 1, 1)))
-void update_scheduleFree(MEMORY(float, weight), MEMORY(float, grad), MEMORY(float, m), MEMORY(float, v),
+void update_scheduleFree(MEMORY(float, weight), TYPED(void, grad), MEMORY(float, m), MEMORY(float, v),
 	MEMORY(float, before), MEMORY(float, change), MEMORY(const long, table), const int stretches, const int length,
 	const float k0, const float k1, const float k2, const float k3, const float k4,
 	const float k5, const float k6, const float k7, const float k8, const float k9, const float keep)
 {
-	LOCATE(weight), LOCATE(grad), LOCATE(m), LOCATE(v), LOCATE(table);
+	LOCATE(weight), LOCATE_TYPED(grad), LOCATE(m), LOCATE(v), LOCATE(table);
 	local float part[GROUP];
 	const global long *s = stretch_of(table, stretches);
 	const long begin = length * ((long)get_group_id(0) - s[FIRST_GROUP]);
 	const int end = min((long)length, s[ELEMENTS] - begin);
-	weight += s[0] + begin, grad += s[1] + begin, m += s[2] + begin, v += s[3] + begin;
+	weight += s[0] + begin, grad = MOVE(grad, grad_bf16, s[1] + begin), m += s[2] + begin, v += s[3] + begin;
 	squares allBefore = {0, 0, 0}, allChange = {0, 0, 0};
 	for (int i = LANES * ITEM; i < end; i += AT_A_TIME) {
 		squares someBefore = {0, 0, 0}, someChange = {0, 0, 0};
 		for (int k = i; k < min(end, i + AT_A_TIME); k += LANES * GROUP) {
 			const lanes old = load_lanes(weight, k, end, 0);
 			lanes next = old;
-			lanes r0 = load_lanes(grad, k, end, 0) * k0;
+			lanes r0 = load_numbers(grad, grad_bf16, k, end) * k0;
 			lanes r1 = load_lanes(v, k, end, 0);
 			lanes r2 = r0 * r0;
 			r2 = r2 * k4;
@@ -359,24 +359,24 @@ void update_scheduleFree(MEMORY(float, weight), MEMORY(float, grad), MEMORY(floa
 }
 
 kernel __attribute__((reqd_work_group_size(GROUP, 1, 1)))
-void update_averageSquares(MEMORY(float, weight), MEMORY(float, grad), MEMORY(float, m), MEMORY(float, v),
+void update_averageSquares(MEMORY(float, weight), TYPED(void, grad), MEMORY(float, m), MEMORY(float, v),
 	MEMORY(float, before), MEMORY(float, change), MEMORY(const long, table), const int stretches, const int length,
 	const float k0, const float k1, const float k2, const float k3, const float k4,
 	const float k5, const float k6, const float k7, const float k8, const float k9, const float keep)
 {
-	LOCATE(weight), LOCATE(grad), LOCATE(v), LOCATE(table);
+	LOCATE(weight), LOCATE_TYPED(grad), LOCATE(v), LOCATE(table);
 	local float part[GROUP];
 	const global long *s = stretch_of(table, stretches);
 	const long begin = length * ((long)get_group_id(0) - s[FIRST_GROUP]);
 	const int end = min((long)length, s[ELEMENTS] - begin);
-	weight += s[0] + begin, grad += s[1] + begin, v += s[3] + begin;
+	weight += s[0] + begin, grad = MOVE(grad, grad_bf16, s[1] + begin), v += s[3] + begin;
 	squares allBefore = {0, 0, 0}, allChange = {0, 0, 0};
 	for (int i = LANES * ITEM; i < end; i += AT_A_TIME) {
 		squares someBefore = {0, 0, 0}, someChange = {0, 0, 0};
 		for (int k = i; k < min(end, i + AT_A_TIME); k += LANES * GROUP) {
 			const lanes old = load_lanes(weight, k, end, 0);
 			lanes next = old;
-			lanes r0 = load_lanes(grad, k, end, 0) * k0;
+			lanes r0 = load_numbers(grad, grad_bf16, k, end) * k0;
 			lanes r1 = load_lanes(v, k, end, 0);
 			lanes r2 = r0 * r0;
 			r2 = r2 * k2;

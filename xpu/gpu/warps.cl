@@ -189,11 +189,19 @@ INLINE void copy_rows(local uint4 *to, const global uint4 *from, const int count
 }
 
 // Writes a block of C, as far as it has rows and columns.
-INLINE void store_two(global float *c, float x, float y, const int columns, const int accumulate)
+INLINE void store_two(global void *to, const int bf16, float x, float y, const int columns, const int accumulate)
 {
+	if (bf16) {
+		if (columns > 0)
+			store_numbers(to, 1, 0, 1, accumulate ? load_numbers(to, 1, 0, 1) + x : x);
+		if (columns > 1)
+			store_numbers(to, 1, 1, 2, accumulate ? load_numbers(to, 1, 1, 2) + y : y);
+		return;
+	}
+	global float *c = to;
 	if (columns >= 2 && ((ulong)c & 7) == 0) {
-		global float2 *to = (global float2 *)c;
-		*to = accumulate ? *to + (float2)(x, y) : (float2)(x, y);
+		global float2 *two = (global float2 *)c;
+		*two = accumulate ? *two + (float2)(x, y) : (float2)(x, y);
 		return;
 	}
 	if (columns > 0)
@@ -202,13 +210,13 @@ INLINE void store_two(global float *c, float x, float y, const int columns, cons
 		c[1] = accumulate ? c[1] + y : y;
 }
 
-INLINE void store_block(global float *c, const long ld, const block x, const int rows, const int columns, const int accumulate)
+INLINE void store_block(global void *c, const int bf16, const long ld, const block x, const int rows, const int columns, const int accumulate)
 {
 	EACH_LANE {
 		const int row = lane / 4, column = lane % 4 * 2;
 		if (row < rows)
-			store_two(c + row * ld + column, OF(x).v[0], OF(x).v[1], columns - column, accumulate);
+			store_two(MOVE(c, bf16, row * ld + column), bf16, OF(x).v[0], OF(x).v[1], columns - column, accumulate);
 		if (row + 8 < rows)
-			store_two(c + (row + 8) * ld + column, OF(x).v[2], OF(x).v[3], columns - column, accumulate);
+			store_two(MOVE(c, bf16, (row + 8) * ld + column), bf16, OF(x).v[2], OF(x).v[3], columns - column, accumulate);
 	}
 }
