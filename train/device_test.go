@@ -68,10 +68,9 @@ func TestRunOneDNN(t *testing.T) {
 	}
 }
 
-// A run on an OpenCL device, which PoCL provides on any processor, follows the CPU's losses within
-// rounding. From a checkpoint it resumes there bit for bit, and on the other device with a warning.
-func TestRunOpenCL(t *testing.T) {
-	longtest.SkipIfShort(t)
+// useOpenCL prepares OpenCL for a test.
+func useOpenCL(t *testing.T) {
+	t.Helper()
 	if found, err := opencl.Devices(); len(found) == 0 {
 		t.Skip(err)
 	}
@@ -80,6 +79,54 @@ func TestRunOpenCL(t *testing.T) {
 	t.Setenv("POCL_CACHE_DIR", folder)
 	// optimized, PoCL takes twenty seconds more; TestDevice of xpu/gpu has optimized kernels
 	t.Setenv("POCL_EXTRA_BUILD_FLAGS", "-cl-opt-disable")
+}
+
+// With bfloat16 weights, a run on an OpenCL device follows the losses of the CPU. It resumes bit
+// for bit, and two ranks leave the same bits with all schemes.
+func TestMixedOpenCL(t *testing.T) {
+	longtest.SkipIfShort(t)
+	useOpenCL(t)
+	plan := makePlan(t, t.TempDir(), "plan.json", "")
+	for _, precision := range mixed {
+		yaml := crashConfig + "steps: 6\ncheckpoint: {every: 3}\nevaluate: {every: 3, samples: 4}\nprecision: " +
+			string(precision) + "\n"
+		const device = "device: opencl\n"
+		cpu, single := testConfig(t, plan, yaml), testConfig(t, plan, yaml+device)
+		mustRun(t, cpu, Options{})
+		want := mustRun(t, single, Options{})
+		for _, name := range []string{"loss", "eval.loss"} {
+			d := apart(t, metricsOf(t, cpu.Output), metricsOf(t, single.Output), name)
+			t.Logf("%s: %s differs from the CPU's by %.2g", precision, name, d)
+			if !(d <= 1e-4) {
+				t.Errorf("%s: %s differs from the CPU's by %.2g", precision, name, d)
+			}
+		}
+		resumed := single
+		resumed.Output = filepath.Join(t.TempDir(), "run")
+		mustRun(t, resumed, stopAfter(4))
+		if got := mustRun(t, resumed, Options{}); got.Weights != want.Weights || got.Resumed == "" {
+			t.Errorf("%s: resumed: %+v, want %+v", precision, got, want)
+		}
+		sameRun(t, string(precision), single.Output, resumed.Output)
+		var first Result
+		for i, scheme := range schemes {
+			c := testConfig(t, plan, yaml+device+fmt.Sprintf("layout: {expert_dp: 2, optimizer: %s}\n", scheme))
+			got := mustRun(t, c, Options{})
+			if i == 0 {
+				first = got
+			}
+			if got.Weights != first.Weights || got.LastLoss != first.LastLoss || got.Weights == want.Weights {
+				t.Errorf("%s, %s: %+v, want %+v", precision, scheme, got, first)
+			}
+		}
+	}
+}
+
+// A run on an OpenCL device, which PoCL provides on any processor, follows the CPU's losses within
+// rounding. From a checkpoint it resumes there bit for bit, and on the other device with a warning.
+func TestRunOpenCL(t *testing.T) {
+	longtest.SkipIfShort(t)
+	useOpenCL(t)
 	before := opencl.Live()
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	const more = "steps: 50\ncheckpoint: {every: 40}\nevaluate: {every: 25, samples: 4}\n"

@@ -53,7 +53,7 @@ var _ xpu.Device = (*Device)(nil)
 // the libraries that were tried, or the reason why the library cannot be used.
 func New(threads int, precision xpu.Precision) (*Device, error) {
 	if precision.Weights() == xpu.BFloat16 {
-		return nil, fmt.Errorf("onednn: precision %s needs the device cpu", precision)
+		return nil, fmt.Errorf("onednn: precision %s needs the device cpu or opencl", precision)
 	}
 	if threads < 0 || precision != xpu.FP32 && precision != xpu.BF16 {
 		panic(fmt.Sprintf("onednn: New: invalid number of threads %d or precision %q", threads, precision))
