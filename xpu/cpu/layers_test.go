@@ -31,10 +31,11 @@ func TestDevice(t *testing.T) {
 	}
 }
 
-// TestHalves checks activations and moments of bfloat16 with every kernel set.
+// TestHalves checks activations and moments of bfloat16 with every kernel set for bf16, and with
+// the best one for fp32.
 func TestHalves(t *testing.T) {
 	longtest.SkipIfShort(t)
-	for _, set := range allSets() {
+	for _, set := range append(kernelSets()[:1], kernelsFor(xpu.BF16)...) {
 		t.Run(fmt.Sprintf("%s %s", set.name, set.precision), func(t *testing.T) {
 			d := newDevice(set, 2)
 			defer d.Close()
