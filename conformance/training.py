@@ -103,6 +103,22 @@ def runs(preset, batch):
             "aux_loss": {"form": "none", "coefficient": 0.0},
             "z_loss": {"coefficient": 0.0},
         },
+        "OLMo 3, dense, sliding attention, norms after blocks": {
+            **common,
+            "seed": 3,
+            "model": {
+                "preset": preset,
+                "model_type": "olmo3",
+                "num_experts": 0,
+                "num_experts_per_tok": 0,
+                "router_aux_loss_coef": 0.0,
+                "num_hidden_layers": 4,
+                "sliding_window": 16,
+                "rope_theta": 500000.0,
+            },
+            "aux_loss": {"form": "none", "coefficient": 0.0},
+            "z_loss": {"coefficient": 0.0},
+        },
     }
 
 

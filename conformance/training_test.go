@@ -50,19 +50,19 @@ func trainingText(documents int) string {
 // weights and on the batches of the plan. They were written as float32. Two fp32 runs drift apart
 // by rounding, mostly at tokens that are close to another choice of experts. training.py shows how
 // far two runs of the reference with different kernels differ.
-func TestTraining(t *testing.T) { testTraining(t, "golden/training.json", "fp32", 1e-3) }
+func TestTraining(t *testing.T) { testTraining(t, "golden/training.json", 4, "fp32", 1e-3) }
 
 // The same with bfloat16 weights. torch's activations and gradients are bfloat16. The losses of the
 // router differ by 2 % between two runs of torch.
 func TestTrainingMixed(t *testing.T) {
 	for _, precision := range []string{"bf16_mixed", "bf16_compact"} {
-		t.Run(precision, func(t *testing.T) { testTraining(t, "golden/mixed.json", precision, 3e-2) })
+		t.Run(precision, func(t *testing.T) { testTraining(t, "golden/mixed.json", 3, precision, 3e-2) })
 	}
 }
 
-// testTraining compares losses in a precision with the losses in a golden file. router is the
-// relative tolerance of the losses of the router.
-func testTraining(t *testing.T, path, precision string, router float64) {
+// testTraining compares losses in a precision with the losses of a golden file with this number of
+// runs. router is the relative tolerance of the losses of the router.
+func testTraining(t *testing.T, path string, runs int, precision string, router float64) {
 	longtest.SkipIfShort(t)
 	const tolerance = 1e-3 // relative
 	var golden struct {
@@ -76,8 +76,8 @@ func testTraining(t *testing.T, path, precision string, router float64) {
 		}
 	}
 	readGolden(t, path, &golden)
-	if len(golden.Runs) != 3 {
-		t.Fatalf("%d runs, want 3", len(golden.Runs))
+	if len(golden.Runs) != runs {
+		t.Fatalf("%d runs, want %d", len(golden.Runs), runs)
 	}
 	text := trainingText(300)
 	if got := fmt.Sprintf("%x", sha256.Sum256([]byte(text))); got != golden.Corpus {
