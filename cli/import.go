@@ -26,11 +26,12 @@ func importCommand() *cli.Command {
 			"printed sha256 is the hash of the weights as read. mula import of the new folder prints the same\n" +
 			"hash, unless --dtype has rounded the weights.\n\n" +
 			"`initialize_from: DIR` in train.yaml starts a run with the weights of either folder.\n\n" +
-			"--upcycle makes a mixture of experts from a dense model: llama and mistral become mixtral, qwen3\n" +
-			"becomes qwen3_moe. Each layer gets experts/granularity copies of its feed-forward network, and each\n" +
-			"copy is divided into granularity experts. The new router sends a token to complete copies, so the\n" +
-			"first logits equal the dense model's. reinitialize=0.5 draws half of each expert's intermediate\n" +
-			"elements again, so that experts differ from the start; then the first logits differ.\n\n" +
+			"--upcycle makes a mixture of experts from a dense model: llama and mistral become mixtral, olmo2\n" +
+			"becomes flex_olmo, qwen3 becomes qwen3_moe. Each layer gets experts/granularity copies of its\n" +
+			"feed-forward network, and each copy is divided into granularity experts. The new router sends a\n" +
+			"token to complete copies, so the first logits equal the dense model's. reinitialize=0.5 draws half of\n" +
+			"each expert's intermediate elements again, so that experts differ from the start; then the first\n" +
+			"logits differ.\n\n" +
 			"Example: mula import --from OLMoE-1B-7B-0924 --output olmoe\n" +
 			"         mula import --from Qwen3-0.6B --output moe --upcycle experts=64,top_k=8,granularity=8",
 		Flags: []cli.Flag{

@@ -15,7 +15,7 @@ import (
 
 // A mixture of experts made from a dense model computes the logits of the dense model.
 func TestUpcycledLogits(t *testing.T) {
-	for _, name := range []string{"llama-gqa", "llama-tied", "mistral", "qwen3"} {
+	for _, name := range []string{"llama-gqa", "llama-tied", "mistral", "olmo2", "qwen3"} {
 		for _, u := range []Upcycling{
 			{Experts: 1, ExpertsPerToken: 1, Granularity: 1},
 			{Experts: 6, ExpertsPerToken: 2, Granularity: 1, Seed: 7},
@@ -194,7 +194,7 @@ func TestUpcycledRefuses(t *testing.T) {
 		u Upcycling
 	}{
 		"the model is olmoe, which has experts":    {experts, good},
-		"only llama, mistral, qwen3 can":           {olmo, good},
+		"only llama, mistral, olmo2, qwen3 can":    {olmo, good},
 		"granularity is 0":                         {dense, Upcycling{Experts: 8, ExpertsPerToken: 2}},
 		"granularity is 3; it must be a power":     {dense, Upcycling{Experts: 9, ExpertsPerToken: 3, Granularity: 3}},
 		"divides intermediate_size 96":             {dense, Upcycling{Experts: 64, ExpertsPerToken: 64, Granularity: 64}},
