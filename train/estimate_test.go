@@ -31,13 +31,13 @@ func TestEstimateInput(t *testing.T) {
 		t.Fatal(err)
 	}
 	lion := estimate.Mula
-	lion.State = 4
+	lion.State, lion.MomentBytes = 4, 4
 	want := estimate.Input{
 		Model: "mula-nano", Config: in.Config, Trainer: lion, Precision: xpu.BF16, Machine: estimate.Aurora,
 		Layout: estimate.Layout{Shape: LayoutConfig{DP: 2, EP: 4, PP: 1}.shape(), Optimizer: estimate.SO,
 			Dispatch: moe.AllGather, SumReplicas: 1, SequenceRanks: 1, BatchSize: 8,
 			MicroBatchSize: 8, SequenceLength: 16,
-			Recompute: moe.RecomputeLayers, Sources: len(mustPlan(t, plan).Sources)},
+			Recompute: moe.RecomputeLayers, Activations: xpu.Float32, Sources: len(mustPlan(t, plan).Sources)},
 	}
 	in.Trainer.TensorState = nil // a function
 	if !reflect.DeepEqual(in, want) || in.Config.HiddenSize != 64 {
