@@ -343,15 +343,20 @@ def test_changed_file(tmp_path):
 
 def test_interrupt(text):
     """Ctrl-C in a long batch leaves a usable tokenizer."""
-    with mula.Tokenizer(OLMO, threads=1) as t:
-        want = t.encode("the text").tolist()
-        timer = threading.Timer(0.2, signal.raise_signal, (signal.SIGINT,))
-        timer.start()
-        with pytest.raises(KeyboardInterrupt):
-            while True:
-                t.encode_batch([text * 200] * 4)
-        timer.join()
-        assert t.encode("the text").tolist() == want
+    # A process that a shell has started in the background ignores SIGINT.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with mula.Tokenizer(OLMO, threads=1) as t:
+            want = t.encode("the text").tolist()
+            timer = threading.Timer(0.2, signal.raise_signal, (signal.SIGINT,))
+            timer.start()
+            with pytest.raises(KeyboardInterrupt):
+                while True:
+                    t.encode_batch([text * 200] * 4)
+            timer.join()
+            assert t.encode("the text").tolist() == want
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 # ---- processes and threads
