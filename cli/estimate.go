@@ -258,6 +258,9 @@ func estimateInput(c *cli.Context) (estimate.Input, error) {
 	if l.Activations == xpu.BFloat16 && !in.Trainer.Own {
 		return in, usagef("--activations %s needs --trainer %s", l.Activations, estimate.Mula.Name)
 	}
+	if l.SequenceRanks > 1 && !in.Trainer.Own {
+		return in, usagef("--layout cp=%d needs --trainer %s", l.SequenceRanks, estimate.Mula.Name)
+	}
 	switch kind := c.String("collectives"); {
 	case kind == flat && !in.Trainer.Own:
 		return in, usagef("--collectives flat needs --trainer %s", estimate.Mula.Name)
