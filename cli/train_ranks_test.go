@@ -186,6 +186,7 @@ func TestTrainLinks(t *testing.T) {
 		{2, "{expert_dp: 1, pp: 2}",
 			"pipeline   2 stages, micro-batches per step: 1; stages are idle 50 % of the time: fewer"},
 		{4, "{expert_dp: 2, pp: 2}\nattention: documents", "attention  within documents"},
+		{4, "{expert_dp: 2, ep: 2, cp: 2}", "2 ranks a sequence"},
 	} {
 		ranks, layout := test.ranks, test.layout
 		config := fmt.Sprintf("output: run\nmodel: {preset: mula-nano}\nbatch_size: 4\nsteps: 20\ncheckpoint: "+
