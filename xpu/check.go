@@ -274,15 +274,6 @@ func CheckRouteGrad(r Routing, dlogits, slope, dweight Tensor) {
 	check(name, "dweight", dweight, Float32, tokens*perToken)
 }
 
-// SlopeTokens returns the number of consecutive tokens that have the same slopes in
-// [Layers.RouteGrad].
-func SlopeTokens(r Routing, slope Tensor) int {
-	if slope.Rank() == 2 {
-		return max(1, r.Probs.shape[0]/slope.shape[0])
-	}
-	return max(1, r.Probs.shape[0])
-}
-
 // CheckSumRows panics unless the arguments of [Layers.SumRows] are valid.
 func CheckSumRows(dst, x, y, rowOf Tensor) {
 	const name = "SumRows"

@@ -135,7 +135,7 @@ func (h *Host) SortRows(choice xpu.Routing) {
 func (h *Host) RouteGrad(r xpu.Routing, dlogits, slope, dweight xpu.Tensor, zFactor float64) {
 	xpu.CheckRouteGrad(r, dlogits, slope, dweight)
 	h.split(dlogits.Dim(0), operands{routing: routingOf(r), dst: dlogits.Floats(), x: slope.Floats(),
-		y: dweight.Floats(), width: xpu.SlopeTokens(r, slope),
+		y: dweight.Floats(), width: dlogits.Elements() / slope.Elements(), // tokens with the same slopes
 		factor: zFactor}, func(t *task, _, lo, hi int) {
 		r, e, k := &t.routing, t.routing.Experts, t.routing.PerToken
 		for i := lo; i < hi; i++ {

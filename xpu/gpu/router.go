@@ -64,10 +64,10 @@ func (d *Device) SortRows(r xpu.Routing) {
 func (d *Device) RouteGrad(r xpu.Routing, dlogits, slope, dweight xpu.Tensor, zFactor float64) {
 	xpu.CheckRouteGrad(r, dlogits, slope, dweight)
 	tokens, experts, perToken := r.Probs.Dim(0), r.Probs.Dim(1), r.Chosen.Dim(1)
+	slopeTokens := dlogits.Elements() / slope.Elements() // with the same slopes
 	c := d.begin()
 	defer c.end()
 	c.launch("route_grad", c.rows(tokens), c.writes(dlogits), c.reads(r.Probs), c.reads(r.LSE), c.reads(r.Chosen),
-		c.reads(r.RowOf), c.reads(slope),
-		c.reads(dweight), integer(experts), integer(perToken), integer(xpu.SlopeTokens(r, slope)), number(zFactor),
-		flag(r.Renormalize), local(experts))
+		c.reads(r.RowOf), c.reads(slope), c.reads(dweight), integer(experts), integer(perToken), integer(slopeTokens),
+		number(zFactor), flag(r.Renormalize), local(experts))
 }
