@@ -3,10 +3,23 @@ package moe
 import (
 	"errors"
 	"fmt"
+	"slices"
+
+	"mula/xpu"
+	"mula/xpu/cpu"
 )
 
 // ErrNotFinite is wrapped by errors about a loss, gradient or weight that is NaN or Inf.
 var ErrNotFinite = errors.New("NaN or Inf")
+
+// Finite reports whether all values of x are finite: then the sum of their squares is, too.
+func Finite(x []float32) bool {
+	sum := 0.0
+	for part := range slices.Chunk(x, xpu.BlockSize) {
+		sum += cpu.SumSquares(part)
+	}
+	return sum-sum == 0
+}
 
 // CheckFinite returns an error if a weight is not finite. weights are the elements from first of a
 // tensor of the model in dir.

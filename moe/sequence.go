@@ -26,6 +26,16 @@ func (c Config) CheckSequenceRanks(n int) error {
 	return nil
 }
 
+// NonFinite describes the values that are not finite on a rank that shares sequences. Such values
+// spread to the other ranks in the exchanges of the attention.
+type NonFinite struct {
+	Made     bool // this rank has computed them from finite values, and sent them
+	Received bool // this rank has received them, before it computed any
+}
+
+// NonFinite returns the findings of the exchanges since the caller has cleared them.
+func (m *Model) NonFinite() *NonFinite { return &m.exchanger.found }
+
 // Sequence returns the group of [Parallel]; it has one rank if this rank has complete rows.
 func (m *Model) Sequence() *comm.Comm { return m.parallel.Sequence }
 
@@ -75,6 +85,7 @@ func (w *wholeHeads) cut(c Config, p passShape, a *arena) {
 
 // An exchanger moves the operands of the attention between the ranks that share sequences.
 type exchanger struct {
+	found      NonFinite
 	send, recv []float32
 	bounds     []int
 	own, whole [3][]float32 // of each operand, if the device does not share memory with the host
@@ -153,9 +164,11 @@ func (m *Model) exchangeHeads(ctx context.Context, toWhole bool, operands ...ope
 		}
 	}
 	bounds[n] = at
+	e.found.Made = e.found.Made || !e.found.Received && !Finite(send)
 	if err := comm.AllToAll(ctx, group, send, bounds, recv, bounds); err != nil {
 		return fmt.Errorf("exchanging attention heads with the ranks of the same sequences: %w", err)
 	}
+	e.found.Received = e.found.Received || !e.found.Made && !Finite(recv)
 	at = 0
 	for other := range n {
 		for i, o := range operands {

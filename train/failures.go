@@ -11,7 +11,6 @@ import (
 	"mula/moe"
 	"mula/train/checkpoint"
 	"mula/train/collective"
-	"mula/train/optimizer"
 	"mula/train/record"
 	"mula/train/spikes"
 	"mula/train/votes"
@@ -95,7 +94,7 @@ func (r *run) badGradient(ctx context.Context) error {
 			if err != nil {
 				return fmt.Errorf("step %d: %w", r.state.Step, err)
 			}
-			if !optimizer.Finite(grad) {
+			if !moe.Finite(grad) {
 				tensor = p.Name
 				break
 			}

@@ -259,8 +259,6 @@ type batch struct {
 	passes  int         // backward passes; may exceed the number of micro-batches
 	before  int64       // number of rows of lower ranks, each row counted once
 	pending []reduction // of each bucket whose gradients are being summed
-	// a loss of this rank is not finite; only set if ranks share sequences
-	nonFinite bool
 
 	// Of all ranks.
 	samples int
@@ -720,11 +718,12 @@ func (r *run) backward(ctx context.Context, m *record.StepMetrics) error {
 	if collective.IsBroken(err) {
 		return err
 	}
-	if err := r.joinRowLosses(ctx); err != nil {
-		return err
+	parts, lost := r.joinRowLosses(ctx)
+	if lost != nil {
+		return lost
 	}
 	if err := r.votes.Exchange(ctx, m, votes.Own{Err: err, Tensor: r.sharding.TakeBad(),
-		NonFinite: r.pipeline.TakeNonFinite() || r.batch.nonFinite, Seconds: r.clock.take()}); err != nil {
+		NonFinite: r.pipeline.TakeNonFinite(parts), Seconds: r.clock.take()}); err != nil {
 		return err
 	}
 	r.clock.begin(updating)
@@ -748,30 +747,30 @@ func (r *run) backward(ctx context.Context, m *record.StepMetrics) error {
 	return nil
 }
 
-// joinRowLosses adds the losses of the parts of each row. The first of the ranks that share the
-// rows gets the sums, and the others have no rows to report. A rank that failed adds zeros; the
-// votes have its error.
-func (r *run) joinRowLosses(ctx context.Context) error {
-	r.batch.nonFinite = false
+// joinRowLosses adds the losses of the parts of each row that ranks share. The first of these ranks
+// gets the sums, and the others have no rows to report. It returns this rank's parts; nil if it has
+// complete rows.
+func (r *run) joinRowLosses(ctx context.Context) ([]float64, error) {
 	if r.ranks.Sequence.Size() == 1 || !r.pipeline.Last() {
-		return nil
+		return nil, nil
 	}
-	losses := make([]float64, r.batch.rows.Len())
-	for i, row := range r.votes.Rows {
-		losses[i] = row.Loss
-		r.batch.nonFinite = r.batch.nonFinite || !finite(row.Loss)
+	rows := r.votes.Rows
+	var own []float64
+	for _, row := range rows {
+		own = append(own, row.Loss)
 	}
-	if err := comm.AllReduce(ctx, r.ranks.Sequence, losses); err != nil {
-		return &collective.BrokenError{Err: fmt.Errorf("step %d: adding losses of the ranks that share sequences: %w",
-			r.state.Step, err)}
+	sums := slices.Clone(own)
+	if err := comm.AllReduce(ctx, r.ranks.Sequence, sums); err != nil {
+		return nil, &collective.BrokenError{Err: fmt.Errorf("step %d: adding losses of the ranks that share "+
+			"sequences: %w", r.state.Step, err)}
+	}
+	for i := range rows {
+		rows[i].Loss = sums[i]
 	}
 	if r.ranks.Sequence.Rank() > 0 {
-		r.votes.Rows = r.votes.Rows[:0]
+		r.votes.Rows = rows[:0]
 	}
-	for i := range r.votes.Rows {
-		r.votes.Rows[i].Loss = losses[i]
-	}
-	return nil
+	return own, nil
 }
 
 // sumGradients computes the gradients of the step, summed over the rows of all ranks. It calls each
@@ -785,7 +784,7 @@ func (r *run) sumGradients(ctx context.Context, options moe.BackwardOptions,
 	r.model.ZeroGradients()
 	r.batch.pending = r.batch.pending[:0]
 	r.sharding.TakeBad()
-	r.pipeline.TakeNonFinite()
+	r.pipeline.TakeNonFinite(nil)
 	step := pipeline.Step{Number: r.state.Step, Rows: &r.batch.rows, MicroBatch: r.config.MicroBatchSize,
 		Passes: r.batch.passes,
 		Before: r.batch.before, Position: func(row int) int64 { return r.batch.origins[row].Position }}

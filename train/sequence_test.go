@@ -1,6 +1,9 @@
 package train
 
 import (
+	"errors"
+	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"strings"
@@ -8,6 +11,7 @@ import (
 
 	"mula/blend/fingerprint"
 	"mula/internal/longtest"
+	"mula/moe"
 	"mula/train/estimate"
 )
 
@@ -91,6 +95,28 @@ func TestSequenceFails(t *testing.T) {
 			badTokens: func(rank int, step int64) bool { return rank == 1 && step == 1 }})
 		if err == nil || !strings.Contains(err.Error(), "beyond the model's vocabulary") {
 			t.Errorf("%+v: %v", l, err)
+		}
+	}
+}
+
+// The rank that computes values that are not finite is named, although they spread to the ranks
+// that share its rows.
+func TestSequenceNotFinite(t *testing.T) {
+	plan := makePlan(t, t.TempDir(), "plan.json", "")
+	t.Setenv("MULA_HOST", "node-7")
+	for bad := range 4 {
+		c := sequenceConfig(t, plan, LayoutConfig{DP: 4, EP: 1, CP: 2, Optimizer: estimate.Unsharded},
+			"steps: 8\nevaluate: {every: 0}\n")
+		c.Layout.CheckReplicasEvery = 0
+		_, err := Run(t.Context(), c, Options{BeforeSum: func(rank int, step int64, b moe.Bucket) error {
+			if rank == bad && step == 4 && !b.Divided {
+				b.Weight.Floats()[0] = float32(math.NaN())
+			}
+			return nil
+		}})
+		if want := fmt.Sprintf("rank %d on node-7: step 5: the loss is", bad); !errors.Is(err, moe.ErrNotFinite) ||
+			!strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
 		}
 	}
 }

@@ -10,7 +10,6 @@ import (
 	"mula/train/estimate"
 	"mula/xpu"
 	"mula/xpu/comm"
-	"mula/xpu/cpu"
 )
 
 // A Sharding divides the update of the parameters between ranks, and sends gradients and weights
@@ -233,7 +232,7 @@ func (s *Sharding) Reduce(ctx context.Context, bucket int, transfers xpu.Transfe
 	if err != nil {
 		return err
 	}
-	if err := sum(ctx, s, b, grad, Finite); err != nil {
+	if err := sum(ctx, s, b, grad, moe.Finite); err != nil {
 		return err
 	}
 	xpu.SetNumbers(transfers, b.Grad.Rows(b.begin, b.end), grad[b.begin:b.end])
@@ -312,15 +311,6 @@ func sum[N comm.Number](ctx context.Context, s *Sharding, b *bucketShard, grad [
 		}
 	}
 	return comm.ReduceScatter(ctx, b.group, grad, b.bounds)
-}
-
-// Finite reports whether all values of x are finite: then the sum of their squares is, too.
-func Finite(x []float32) bool {
-	var sum float64
-	for begin := 0; begin < len(x); begin += blockSize {
-		sum += cpu.SumSquares(x[begin:min(begin+blockSize, len(x))])
-	}
-	return isFinite(sum)
 }
 
 // TakeBad returns the number of a tensor in which this rank's own gradient was not finite since the

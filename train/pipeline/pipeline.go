@@ -9,7 +9,6 @@ import (
 
 	"mula/moe"
 	"mula/train/collective"
-	"mula/train/optimizer"
 	"mula/train/samples"
 	"mula/xpu"
 	"mula/xpu/comm"
@@ -61,11 +60,16 @@ func New(mesh *comm.Mesh, m *moe.Model, sequenceLength int) (*Pipeline, error) {
 // Last reports whether this stage has the losses.
 func (p *Pipeline) Last() bool { return p.group.Rank() == p.group.Size()-1 }
 
-// TakeNonFinite reports whether this stage has computed non-finite values from finite input since
-// the last call.
-func (p *Pipeline) TakeNonFinite() bool {
-	found := p.nonFinite
-	p.nonFinite = false
+// TakeNonFinite reports whether this rank has computed non-finite values from finite input since
+// the last call, and sent them to another stage or to ranks that share its sequences. losses are
+// this rank's parts of losses that it shares.
+func (p *Pipeline) TakeNonFinite(losses []float64) bool {
+	exchanged := p.Model.NonFinite()
+	for _, loss := range losses {
+		p.nonFinite = p.nonFinite || loss-loss != 0 && !exchanged.Received
+	}
+	found := p.nonFinite || exchanged.Made
+	p.nonFinite, *exchanged = false, moe.NonFinite{}
 	return found
 }
 
@@ -95,6 +99,9 @@ func (p *Pipeline) pass(ctx context.Context, step, rows int, compute func(in, ou
 			}
 		}
 	}
+	if p.own < p.length && !moe.Finite(received) {
+		p.Model.NonFinite().Received = true
+	}
 	if err := compute(in, out); err != nil {
 		return err
 	}
@@ -105,7 +112,8 @@ func (p *Pipeline) pass(ctx context.Context, step, rows int, compute func(in, ou
 	if err != nil {
 		return err
 	}
-	p.nonFinite = p.nonFinite || !optimizer.Finite(sent) && (in == nil || optimizer.Finite(received))
+	p.nonFinite = p.nonFinite || !moe.Finite(sent) && (in == nil || moe.Finite(received)) &&
+		!p.Model.NonFinite().Received
 	if err := comm.Send(ctx, p.group, to, sent); err != nil {
 		return err
 	}

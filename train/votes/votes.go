@@ -264,35 +264,34 @@ func (v *Votes) RowsOf(rank int) []Row {
 	return rows
 }
 
-// firstBadStage returns the rank that first computed the non-finite values of rank: the first such
-// stage of its pipeline, or rank. Non-finite values spread from stage to stage.
-func (v *Votes) firstBadStage(rank int) int {
-	for _, other := range v.ranks.Shape.Group(rank, comm.PP) {
-		if v.of(other)[voteNonFinite] != 0 {
-			return other
+// firstBad returns the rank that first computed the non-finite values of rank. They spread from
+// stage to stage, and between ranks that share sequences: of these ranks, it is the first that has
+// computed such values from finite ones, or rank.
+func (v *Votes) firstBad(rank int) int {
+	n := v.ranks.Sequence.Size()
+	first := v.ranks.ReaderOf(rank) * n
+	for stage := range v.stages {
+		of := v.ranks.At(rank, comm.PP, stage)
+		for number := first; number < first+n; number++ {
+			if other := v.ranks.At(of, comm.Data, number); v.of(other)[voteNonFinite] != 0 {
+				return other
+			}
 		}
 	}
 	return rank
 }
 
-// BadLoss returns the rank that caused the non-finite loss of a position. Of ranks that share the
-// row, it is the first that has computed non-finite values.
+// BadLoss returns the rank that caused the non-finite loss of a position.
 func (v *Votes) BadLoss(position int64) int {
-	last, n := v.ranks.At(0, comm.PP, v.ranks.Size(comm.PP)-1), v.ranks.Sequence.Size()
-	first := v.reader(position) * n
-	for number := first; number < first+n; number++ {
-		if bad := v.firstBadStage(v.ranks.At(last, comm.Data, number)); v.of(bad)[voteNonFinite] != 0 {
-			return bad
-		}
-	}
-	return v.firstBadStage(v.ranks.At(last, comm.Data, first))
+	last := v.ranks.At(0, comm.PP, v.ranks.Size(comm.PP)-1)
+	return v.firstBad(v.ranks.At(last, comm.Data, v.reader(position)*v.ranks.Sequence.Size()))
 }
 
 // BadRouterLoss returns the rank that caused the first non-finite loss of a router, or -1.
 func (v *Votes) BadRouterLoss() int {
 	for rank := range v.ranks.Ranks() {
 		if vote := v.of(rank); !finite(vote[voteAux]) || !finite(vote[voteZ]) {
-			return v.firstBadStage(rank)
+			return v.firstBad(rank)
 		}
 	}
 	return -1
@@ -303,7 +302,7 @@ func (v *Votes) BadRouterLoss() int {
 func (v *Votes) BadGradient() (rank, tensor int) {
 	for rank := range v.ranks.Ranks() {
 		if tensor := v.of(rank)[voteTensor]; tensor > 0 {
-			first := v.firstBadStage(rank)
+			first := v.firstBad(rank)
 			if own := v.of(first)[voteTensor]; own > 0 {
 				tensor = own
 			}
@@ -325,7 +324,7 @@ func (v *Votes) Diverged() bool {
 	for rank := range v.ranks.Ranks() {
 		if !v.finite(rank) {
 			readers[v.ranks.ReaderOf(rank)] = true
-			hosts[v.ranks.Hosts[v.firstBadStage(rank)]] = true
+			hosts[v.ranks.Hosts[v.firstBad(rank)]] = true
 		}
 	}
 	return len(hosts) != 1 || len(readers) == v.ranks.Readers() && len(readers) > 1
