@@ -198,7 +198,8 @@ func TestParallelEqualsWhole(t *testing.T) {
 			whole := newModel(t, cfg, 2)
 			randomize(whole, 1)
 			batch := randomBatch(cfg, 5, 21, 2)
-			for _, loss := range []LossOptions{{}, fullLoss, {Aux: AuxMegaBlocks, AuxCoefficient: 0.1}} {
+			for _, loss := range []LossOptions{{}, fullLoss, {Aux: AuxMegaBlocks, AuxCoefficient: 0.1},
+				{Aux: AuxSequence, AuxCoefficient: 0.1}} {
 				if raceDetector && loss.Aux != AuxHF { // the ranks do the same with all of them
 					continue
 				}

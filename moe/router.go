@@ -3,6 +3,7 @@ package moe
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"mula/xpu"
 	"mula/xpu/comm"
@@ -87,13 +88,14 @@ func (m *Model) zLoss() float64 {
 }
 
 // auxSlopes sets ws.slopes to the derivatives of the weighted load-balancing loss by the
-// probabilities of a token of each layer. It treats the counts of chosen experts as constants.
+// probabilities of a token of each layer, which are equal for all rows of the batch. It treats the
+// counts of chosen experts as constants.
 func (m *Model) auxSlopes(o LossOptions, share float64) {
 	c, w := &m.cfg, &m.ws
 	layers, t := float64(c.Layers), float64(w.tokens())
-	all := w.slopesOf(1)
-	slopes := room(&w.floats, all.Elements())
+	slopes := room(&w.floats, w.slopes.Elements())
 	for number := range m.layers {
+		rows := slopes[number*w.slopes.Dim(1)*c.Experts:][:w.slopes.Dim(1)*c.Experts]
 		for i := range c.Experts {
 			var selected, factor float64
 			switch o.Aux {
@@ -105,10 +107,13 @@ func (m *Model) auxSlopes(o LossOptions, share float64) {
 				selected = float64(w.counts[number][i])
 				factor = 1 / (layers * t * float64(c.ExpertsPerToken) * t)
 			}
-			slopes[number*c.Experts+i] = float32(o.AuxCoefficient * share * float64(c.Experts) * factor * selected)
+			rows[i] = float32(o.AuxCoefficient * share * float64(c.Experts) * factor * selected)
+		}
+		for row := range slices.Chunk(rows[c.Experts:], c.Experts) {
+			copy(row, rows)
 		}
 	}
-	m.dev.Write(all.Flat(), slopes)
+	m.dev.Write(w.slopes.Flat(), slopes)
 }
 
 // sequenceSlopes sets ws.slopes for [AuxSequence] and returns the loss without its coefficient.
@@ -143,22 +148,13 @@ func (m *Model) sequenceSlopes(ctx context.Context, o LossOptions, tokens int64)
 			aux += perChoice * float64(counts[(l*rows+i/(s*e))*e+i%e]) * float64(p)
 		}
 	}
-	slopes := room(&w.floats, len(counts))
+	slopes := room(&w.floats, w.slopes.Elements())
+	clear(slopes) // a batch without rows has a row of slopes
 	for i, n := range counts {
 		slopes[i] = float32(o.AuxCoefficient * perChoice / float64(tokens) * float64(n))
 	}
-	if len(slopes) > 0 {
-		m.dev.Write(w.slopesOf(rows).Flat(), slopes)
-	}
+	m.dev.Write(w.slopes.Flat(), slopes)
 	return aux / float64(w.tokens()), nil
-}
-
-// slopesOf returns ws.slopes with n rows for each layer: one for all tokens, or one for each row of
-// the batch.
-func (w *workspace) slopesOf(n int) xpu.Tensor {
-	layers, experts := w.slopes.Dim(0), w.slopes.Dim(2)
-	w.slopeRows = n
-	return w.slopes.Flat().Rows(0, layers*n*experts).Reshape(layers, n, experts)
 }
 
 // routeGrad turns the gradients of the routing weights, ws.dweight, and of the router losses into
@@ -166,7 +162,7 @@ func (w *workspace) slopesOf(n int) xpu.Tensor {
 // router's weights and of its input, ws.dh.
 func (m *Model) routeGrad(l *layer, st *saved, number int, zFactor float64) {
 	w := &m.ws
-	m.dev.RouteGrad(st.routing, w.router, w.slopesOf(w.slopeRows).Index(number), w.dweight, zFactor)
+	m.dev.RouteGrad(st.routing, w.router, w.slopes.Index(number), w.dweight, zFactor)
 	m.dev.MatMul(l.router.g, w.router.T(), w.h, accumulate)
 	m.dev.MatMul(w.dh, w.router, l.router.w, accumulate)
 }

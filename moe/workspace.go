@@ -122,11 +122,9 @@ type workspace struct {
 	dqkv    xpu.Tensor // [T, AD+2GD]
 	dact    xpu.Tensor // [R, I]
 	dweight xpu.Tensor // [R] gradient of a routing weight
-	slopes  xpu.Tensor // [L, rows, E] derivatives of the load-balancing loss by a probability; see slopesOf
+	slopes  xpu.Tensor // [L, rows, E] derivatives of the load-balancing loss by a probability
 
 	logitsRows int
-
-	slopeRows int // rows of a layer in slopes
 
 	// on the host
 	ints      []int32   // [T], or [T, K]
