@@ -427,19 +427,7 @@ INLINE void load_begins(int low[4], const global int *begin, const int rows)
 		low[i] = begin[min((int)get_local_id(0) / 16 * 4 + i, rows - 1)];
 }
 
-// first_beyond gives the first query of a row that sees only keys beyond this one, or the length of the row.
-INLINE int first_beyond(const global int *begin, const int length, const int key)
-{
-	int low = key, high = length; // a query sees its own key
-	while (high - low > 1) {
-		const int middle = (low + high) / 2;
-		if (begin[middle] > key)
-			high = middle;
-		else
-			low = middle;
-	}
-	return high;
-}
+#include "documents.cl"
 
 // Queries, heads, rows of the batch times groups of panels. memory is 2·DEPTH·PITCH + SIDE·PITCH floats.
 kernel ITEMS void attend(MEMORY(float, context), MEMORY(float, lse), MEMORY(const float, q), MEMORY(const float, k), MEMORY(const float, v),

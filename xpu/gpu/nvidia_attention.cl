@@ -116,19 +116,7 @@ INLINE pair pair_of(const float v)
 #define OWN_ROW(i) (16 * WARP + lane / 4 + 8 * ((i) / 2))
 #define OTHER_ROW(j, i) (8 * (j) + lane % 4 * 2 + (i) % 2)
 
-// first_beyond gives the first query of a row that sees only keys beyond this one, or the length of the row.
-INLINE int first_beyond(const global int *begin, const int length, const int key)
-{
-	int low = key, high = length; // a query sees its own key
-	while (high - low > 1) {
-		const int middle = (low + high) / 2;
-		if (begin[middle] > key)
-			high = middle;
-		else
-			low = middle;
-	}
-	return high;
-}
+#include "documents.cl"
 
 // hide sets the scores of own queries with keys that they do not see to v. The first query is at position `from`, the first key at t.
 INLINE void hide(block s[TILE / 8], const global int *begin, const bool documents, const int from, const int n, const int t, const float v)

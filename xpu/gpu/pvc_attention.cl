@@ -163,19 +163,7 @@ inline void store_own(global float *to, const long ld, const c_block sum[DEPTH /
 	}
 }
 
-// first_beyond gives the first query of a row that sees only keys beyond this one, or the length of the row.
-inline int first_beyond(global const int *begin, const int length, const int key)
-{
-	int low = key, high = length; // a query sees its own key
-	while (high - low > 1) {
-		const int middle = (low + high) / 2;
-		if (begin[middle] > key)
-			high = middle;
-		else
-			low = middle;
-	}
-	return high;
-}
+#include "documents.cl"
 
 // Packs heads as left operands. Row i of a head's panels has the terms t at x[i*row_stride + t*stride]; a head is at (its number / heads)*outer + (its
 // number modulo heads)*inner. A work-item has a row (0) and a step (1) of a head (2).
