@@ -29,7 +29,11 @@ func delay(o *train.Options) {
 	if n, _ := fmt.Sscan(os.Getenv(delayVariable), &host, &seconds); n != 2 || host != os.Getenv("MULA_HOST") {
 		return
 	}
-	o.AfterBackward = func(int, int64) { time.Sleep(time.Duration(seconds * float64(time.Second))) }
+	progressed := o.AfterBackward // of every rank
+	o.AfterBackward = func(rank int, step int64) {
+		time.Sleep(time.Duration(seconds * float64(time.Second)))
+		progressed(rank, step)
+	}
 }
 
 // hostFaults are the faults of the hosts of tests.

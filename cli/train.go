@@ -143,10 +143,10 @@ func runTrain(c *cli.Context) error {
 			var cause signalError
 			return errors.As(context.Cause(c.Context), &cause) && cause.signal == syscall.SIGTERM
 		},
-		Report: func(s train.Summary) { printRun(p, s) },
-		Warn:   func(text string) { p.line("warning: %s", text) },
+		Report:        func(s train.Summary) { printRun(p, s) },
+		Warn:          func(text string) { p.line("warning: %s", text) },
+		AfterBackward: func(int, int64) { answers.Progressed() }, // Progress is called on the first rank alone
 		Progress: func(s train.Progress) {
-			answers.Progressed()
 			done := s.Step + 1
 			if s.Evaluation != nil {
 				evaluated = s.Evaluation

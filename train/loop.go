@@ -74,7 +74,7 @@ type Options struct {
 	BeforeSum func(rank int, step int64, bucket moe.Bucket) error
 
 	// AfterBackward is called by every rank after its backward passes of a step, as a part of its
-	// own work. Tests delay ranks there.
+	// own work. Ranks in one process call it from several goroutines.
 	AfterBackward func(rank int, step int64)
 
 	ranksHere int // ranks that share the threads of this process; 0 means 1
