@@ -192,13 +192,14 @@ func (h *hosts) relayed(i int) (first, end int) {
 	return (i*n + a - 1) / a, ((i+1)*n + a - 1) / a
 }
 
-// sends adds a piece for another rank to the next exchange, and receives a piece from one.
+// sends adds a piece for another rank to the next exchange.
 func (c *Comm) sends(to int, data []byte) {
 	if len(data) > 0 {
 		c.sent = append(c.sent, Piece{to, data})
 	}
 }
 
+// receives adds a piece from another rank to the next exchange.
 func (c *Comm) receives(from int, data []byte) {
 	if len(data) > 0 {
 		c.received = append(c.received, Piece{from, data})
@@ -214,10 +215,10 @@ func (c *Comm) exchange(ctx context.Context, o Operation, own, n int) (err error
 	first := own * len(c.sent) / n
 	c.sent = append(c.sent, c.sent[:first]...)
 	sent := c.sent[first:]
-	for _, p := range sent {
-		c.count(o, p.Rank, len(p.Data))
-	}
 	if t, ok := c.transport.(exchanger); ok {
+		for _, p := range sent {
+			c.count(o, p.Rank, len(p.Data))
+		}
 		err = t.Exchange(ctx, sent, c.received)
 	} else {
 		c.prepareDirect()
@@ -227,9 +228,7 @@ func (c *Comm) exchange(ctx context.Context, o Operation, own, n int) (err error
 		for _, p := range c.received {
 			c.recv[p.Rank] = p.Data
 		}
-		err = c.transport.AllToAll(ctx, c.send, c.recv)
-		clear(c.send)
-		clear(c.recv)
+		err = c.exchangeDirect(ctx, o)
 	}
 	clear(c.sent)
 	clear(c.received)

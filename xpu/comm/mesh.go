@@ -194,7 +194,7 @@ func NewMesh(ctx context.Context, world *Comm, shape Shape) (*Mesh, error) {
 	}
 	m := &Mesh{Shape: shape, world: world, groups: map[Axes]*Comm{}}
 	for _, axes := range meshGroups {
-		group, err := m.split(ctx, axes)
+		group, err := m.split(ctx, axes, m.Size(axes))
 		if err != nil {
 			m.Close()
 			return nil, err
@@ -215,7 +215,9 @@ func (m *Mesh) SetInner(replicas int) {
 // SetHosts sets the hosts of the ranks of the world, for all groups; see [Comm.SetHosts].
 func (m *Mesh) SetHosts(hosts *Hosts) {
 	set := func(group *Comm, axes Axes, first, n int) {
-		group.place(hosts.group(m.Shape, m.Rank(), axes, first, n))
+		if n > 1 {
+			group.place(hosts.group(m.Shape, m.Rank(), axes, first, n))
+		}
 	}
 	set(m.world, World, 0, m.Ranks())
 	for axes, group := range m.groups {
@@ -256,34 +258,28 @@ func (m *Mesh) OwnIndex(group Axes) int { return m.Index(m.Rank(), group) }
 // Split returns another communicator of a group, which can be used at the same time as the first.
 // All ranks of the world call it.
 func (m *Mesh) Split(ctx context.Context, axes Axes) (*Comm, error) {
-	group, err := m.split(ctx, axes)
-	if err == nil {
-		m.copies = append(m.copies, copied{axes, 0, m.Size(axes), group})
-	}
-	return group, err
+	return m.Consecutive(ctx, axes, m.Size(axes))
 }
 
 // Consecutive returns a communicator of n consecutive ranks of a group, from a rank whose number in
 // the group is a multiple of n. n must divide the size of the group. All ranks of the world call
 // it.
 func (m *Mesh) Consecutive(ctx context.Context, axes Axes, n int) (*Comm, error) {
-	if n == 1 {
-		return NewSingle(), nil
-	}
-	part, parts := m.OwnIndex(axes)/n, m.Size(axes)/n
-	group, err := m.world.Split(ctx, m.OwnIndex(World&^axes)*parts+part, m.Rank())
+	group, err := m.split(ctx, axes, n)
 	if err == nil {
-		m.copies = append(m.copies, copied{axes, part * n, n, group})
+		m.copies = append(m.copies, copied{axes, m.OwnIndex(axes) / n * n, n, group})
 	}
 	return group, err
 }
 
-func (m *Mesh) split(ctx context.Context, axes Axes) (*Comm, error) {
-	if m.Size(axes) == 1 {
+// split creates the communicator of [Mesh.Consecutive].
+func (m *Mesh) split(ctx context.Context, axes Axes, n int) (*Comm, error) {
+	if n == 1 {
 		return NewSingle(), nil
 	}
 	// All ranks of a group have the same number in the groups of the other axes.
-	return m.world.Split(ctx, m.OwnIndex(World&^axes), m.Rank())
+	group, part, parts := m.OwnIndex(World&^axes), m.OwnIndex(axes)/n, m.Size(axes)/n
+	return m.world.Split(ctx, group*parts+part, m.Rank())
 }
 
 // Close closes all groups except the world.
