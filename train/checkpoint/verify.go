@@ -185,14 +185,11 @@ func allJudge(ctx context.Context, world *comm.Comm, err error) error {
 	if world.Size() == 1 {
 		return err
 	}
-	failed := []int64{0}
-	if err != nil {
-		failed[0] = 1
-	}
-	if lost := comm.AllReduce(ctx, world, failed); lost != nil {
+	failed, lost := collective.AnyFailed(ctx, world, err)
+	if lost != nil {
 		return unjudged{lost}
 	}
-	if failed[0] == 0 {
+	if !failed {
 		return nil
 	}
 	all, gatherErr := collective.Gather(ctx, world, judgement{collective.FailureOf(err), err != nil && !damaged(err)})

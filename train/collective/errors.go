@@ -87,18 +87,25 @@ func OfAll(world *comm.Comm, err error) error {
 	return &GroupError{Err: err, Recorded: true}
 }
 
+// AnyFailed reports whether err is not nil on a rank. Ranks send only one number, so it is called
+// before a [Gather] of failures. lost is an error of the exchange.
+func AnyFailed(ctx context.Context, world *comm.Comm, err error) (failed bool, lost error) {
+	count := []int64{0}
+	if err != nil {
+		count[0] = 1
+	}
+	lost = comm.AllReduce(ctx, world, count)
+	return count[0] > 0, lost
+}
+
 // Agree returns nil on all ranks if err is nil on all ranks. Otherwise it returns on all ranks an
 // error that names the failed ranks and their hosts and wraps err, this rank's error.
 func Agree(ctx context.Context, world *comm.Comm, err error) error {
 	if world.Size() == 1 {
 		return err
 	}
-	failed := []int64{0}
-	if err != nil {
-		failed[0] = 1
-	}
-	lost := comm.AllReduce(ctx, world, failed)
-	if lost != nil || failed[0] == 0 { // usually, a rank receives only the number of failed ranks
+	failed, lost := AnyFailed(ctx, world, err)
+	if lost != nil || !failed {
 		return errors.Join(err, lost)
 	}
 	failures, lost := Gather(ctx, world, FailureOf(err))
