@@ -26,7 +26,7 @@ func TestDevice(t *testing.T) {
 			vectorSet = c.vectors
 			d := newDevice(c.set, 2)
 			defer d.Close()
-			devicetest.Run(t, d, c.tolerance)
+			devicetest.Run(t, d, c.tolerance, devicetest.Common)
 		})
 	}
 }
@@ -39,7 +39,7 @@ func TestHalves(t *testing.T) {
 		t.Run(fmt.Sprintf("%s %s", set.name, set.precision), func(t *testing.T) {
 			d := newDevice(set, 2)
 			defer d.Close()
-			devicetest.RunHalves(t, d)
+			devicetest.Run(t, d, 0, devicetest.HalfActivations)
 		})
 	}
 }

@@ -13,57 +13,51 @@ import (
 	"mula/xpu"
 )
 
-// families are the groups of checks.
+// Families is a set of groups of checks.
+type Families uint
+
+// The groups of checks.
+const (
+	Exact           Families = 1 << iota // operations on float32 that do not depend on the precision of the device
+	Rounding                             // operations on float32 that round operands to the precision of the device
+	Halves                               // operations on weights and gradients of bf16
+	HalfProducts                         // products with them, of sizes around the sizes of tiles
+	HalfActivations                      // operations on activations and moments of bf16, for processors
+
+	Common = Exact | Rounding | Halves | HalfProducts
+)
+
 var families = []struct {
-	name   string
-	check  func(t *testing.T, d xpu.Device, tolerance float64)
-	rounds bool // operations that round operands to the precision of the device
-	halves bool // operations on memory of bf16
+	name  string
+	check func(t *testing.T, d xpu.Device, tolerance float64)
+	of    Families
 }{
-	{"memory", memoryFamily, false, false},
-	{"bf16", halvesFamily, false, true},
-	{"bf16 products", halfProductsFamily, true, true},
-	{"products", productsFamily, true, false},
-	{"attention", attentionFamily, true, false},
-	{"heads", headsFamily, false, false},
-	{"norm", normFamily, false, false},
-	{"embed", embedFamily, false, false},
-	{"router", routerFamily, false, false},
-	{"experts", expertsFamily, false, false},
-	{"loss", lossFamily, false, false},
-	{"optimizer", optimizerFamily, false, false},
-	{"mistakes", mistakesFamily, true, false},
+	{"memory", memoryFamily, Exact},
+	{"bf16", halvesFamily, Halves},
+	{"bf16 products", halfProductsFamily, HalfProducts},
+	{"bf16 activations", halfActivationsFamily, HalfActivations},
+	{"products", productsFamily, Rounding},
+	{"attention", attentionFamily, Rounding},
+	{"heads", headsFamily, Exact},
+	{"norm", normFamily, Exact},
+	{"embed", embedFamily, Exact},
+	{"router", routerFamily, Exact},
+	{"experts", expertsFamily, Exact},
+	{"loss", lossFamily, Exact},
+	{"optimizer", optimizerFamily, Exact},
+	{"mistakes", mistakesFamily, Rounding},
 }
 
-// Run checks all operations of a device. The error of a number may be tolerance times the scale of
-// its sum, the sum of the absolute values of its terms: 1e-5 for fp32, 1e-2 for bf16 and results
-// computed from it.
-func Run(t *testing.T, d xpu.Device, tolerance float64) {
+// Run checks operations of a device. The error of a number may be tolerance times the scale of its
+// sum, the sum of the absolute values of its terms: 1e-5 for fp32, 1e-2 for bf16 and results
+// computed from it. Checks of bf16 in memory compare with float32, and have no tolerance.
+func Run(t *testing.T, d xpu.Device, tolerance float64, of Families) {
 	for _, f := range families {
-		t.Run(f.name, func(t *testing.T) { f.check(t, d, tolerance) })
-	}
-}
-
-// RunWithoutHalves is Run for a device that has no memory of [xpu.BFloat16].
-func RunWithoutHalves(t *testing.T, d xpu.Device, tolerance float64) {
-	for _, f := range families {
-		if !f.halves {
+		if f.of&of != 0 {
 			t.Run(f.name, func(t *testing.T) { f.check(t, d, tolerance) })
 		}
 	}
 }
-
-// RunRounding is Run for the operations that depend on the precision of the device.
-func RunRounding(t *testing.T, d xpu.Device, tolerance float64) {
-	for _, f := range families {
-		if f.rounds {
-			t.Run(f.name, func(t *testing.T) { f.check(t, d, tolerance) })
-		}
-	}
-}
-
-// RunHalfProducts checks products with operands and results of [xpu.BFloat16].
-func RunHalfProducts(t *testing.T, d xpu.Device) { halfProductsFamily(t, d, 0) }
 
 // A tester is a test, or one attempt of a property test.
 type tester interface {

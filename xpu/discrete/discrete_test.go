@@ -29,7 +29,7 @@ func floats(t *testing.T, d xpu.Device, x ...float32) xpu.Tensor {
 	return y
 }
 
-func TestDevice(t *testing.T) { devicetest.Run(t, device(t, xpu.FP32), 1e-5) }
+func TestDevice(t *testing.T) { devicetest.Run(t, device(t, xpu.FP32), 1e-5, devicetest.Common) }
 
 // TestSameBits: what is computed on the other side has the bits of the device inside.
 func TestSameBits(t *testing.T) {

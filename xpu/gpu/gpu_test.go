@@ -80,8 +80,10 @@ func TestDevice(t *testing.T) {
 	for name, s := range shapes(someDevice(t)) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			t.Run("fp32", func(t *testing.T) { devicetest.Run(t, newTest(t, xpu.FP32, s), 1e-5) })
-			t.Run("bf16", func(t *testing.T) { devicetest.RunRounding(t, newTest(t, xpu.BF16, s), 1e-2) })
+			t.Run("fp32", func(t *testing.T) { devicetest.Run(t, newTest(t, xpu.FP32, s), 1e-5, devicetest.Common) })
+			t.Run("bf16", func(t *testing.T) {
+				devicetest.Run(t, newTest(t, xpu.BF16, s), 1e-2, devicetest.Rounding|devicetest.HalfProducts)
+			})
 		})
 	}
 }

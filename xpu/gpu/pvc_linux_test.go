@@ -106,7 +106,7 @@ func pretended(t *testing.T) {
 	d.Copy(halves, b)
 	d.Copy(b, halves)
 	numbersOf(t, d, halves)
-	devicetest.Run(t, d, 0)
+	devicetest.Run(t, d, 0, devicetest.Common)
 	for _, name := range []string{"pvc_plan", "pvc_pack_rows", "pvc_pack_matrices", "pvc_pack_left", "pvc_pack_right",
 		"pvc_product", "pvc_weight_grad"} {
 		if d.kernels[name] == nil {

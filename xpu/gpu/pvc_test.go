@@ -33,7 +33,7 @@ func TestMatrix(t *testing.T) {
 			t.Run("MatMul", func(t *testing.T) { testMatrixMatMul(t, d) })
 			t.Run("groups", func(t *testing.T) { testMatrixGroups(t, d) })
 			t.Run("rounding", func(t *testing.T) { testMatrixRounding(t, d) })
-			t.Run("bf16", func(t *testing.T) { devicetest.RunHalfProducts(t, d) })
+			devicetest.Run(t, d, 0, devicetest.HalfProducts)
 			if s.emulated == pvcFile {
 				t.Run("attention", func(t *testing.T) { testMatrixAttention(t, d) })
 			}

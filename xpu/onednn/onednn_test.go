@@ -280,7 +280,7 @@ func TestDevice(t *testing.T) {
 	for precision, tolerance := range map[xpu.Precision]float64{xpu.FP32: 1e-5, xpu.BF16: 1e-2} {
 		t.Run(string(precision), func(t *testing.T) {
 			one, three := device(t, 1, precision), device(t, 3, precision)
-			devicetest.RunWithoutHalves(t, three, tolerance)
+			devicetest.Run(t, three, tolerance, devicetest.Exact|devicetest.Rounding)
 			devicetest.SameBits(t, one, three)
 		})
 	}
