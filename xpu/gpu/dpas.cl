@@ -1,5 +1,5 @@
 // The matrix instruction of Intel's Data Center GPU Max (Ponte Vecchio), dpas, which multiplies blocks of bfloat16. A sub-group of 16 lanes executes it
-// together (OpenCL extension cl_intel_subgroup_matrix_multiply_accumulate). Operands are float32 in memory. They are rounded and packed first, in the
+// together (OpenCL extension cl_intel_subgroup_matrix_multiply_accumulate). Operands are rounded and packed first, in the
 // order of the instruction, so that a sub-group reads its operands from consecutive memory. Given by the file that includes this one: SUBGROUP_COUNT, the
 // sub-groups of a work-group.
 //
@@ -176,12 +176,11 @@ inline void store_block(global float *c, const size_t ld, c_block x, const int r
 
 #endif
 
-// A number as a bfloat16: to the nearest, ties to even; a denormal number becomes zero, a NaN stays one.
-inline uint round_bf16(const float x)
+// The bits of a step of bfloat16, in pairs.
+inline uint8 pairs(const uint v[STEP])
 {
-	const uint bits = as_uint(x), size = bits & 0x7fffffffu;
-	const uint rounded = size > 0x7f800000u ? bits | 0x400000u : size < 0x800000u ? bits & 0x80000000u : bits + 0x7fffu + (bits >> 16 & 1);
-	return rounded >> 16;
+	return (uint8)(v[0] | v[1] << 16, v[2] | v[3] << 16, v[4] | v[5] << 16, v[6] | v[7] << 16, v[8] | v[9] << 16,
+		v[10] | v[11] << 16, v[12] | v[13] << 16, v[14] | v[15] << 16);
 }
 
 // A step of numbers in pairs. Numbers beyond `there` are zero.
@@ -197,10 +196,11 @@ inline uint8 pack_step(global const float *x, const long stride, const int there
 		for (int i = 0; i < STEP; i++)
 			v[i] = i < there ? x[i * stride] : 0;
 	}
-	return (uint8)(round_bf16(v[0]) | round_bf16(v[1]) << 16, round_bf16(v[2]) | round_bf16(v[3]) << 16,
-		round_bf16(v[4]) | round_bf16(v[5]) << 16, round_bf16(v[6]) | round_bf16(v[7]) << 16,
-		round_bf16(v[8]) | round_bf16(v[9]) << 16, round_bf16(v[10]) | round_bf16(v[11]) << 16,
-		round_bf16(v[12]) | round_bf16(v[13]) << 16, round_bf16(v[14]) | round_bf16(v[15]) << 16);
+	uint rounded[STEP];
+	#pragma unroll
+	for (int i = 0; i < STEP; i++)
+		rounded[i] = round_lanes(v[i]);
+	return pairs(rounded);
 }
 
 // Writes a step of a row of A, or of a column of B, to the panels of its tile.

@@ -95,8 +95,7 @@ inline uint8 pack_halves(global const ushort *x, const long stride, const int th
 	#pragma unroll
 	for (int i = 0; i < STEP; i++)
 		v[i] = i < there ? x[i * stride] : 0;
-	return (uint8)(v[0] | v[1] << 16, v[2] | v[3] << 16, v[4] | v[5] << 16, v[6] | v[7] << 16, v[8] | v[9] << 16,
-		v[10] | v[11] << 16, v[12] | v[13] << 16, v[14] | v[15] << 16);
+	return pairs(v);
 }
 
 // Packs matrices as B, one after the other: element (t, j) of a matrix is x[t*stride + j*column_stride]. A work-item has a column (0) and a step (1) of a

@@ -34,7 +34,7 @@ typedef struct { int lane[16]; } positions;
 #define OF(x) ((x).lane[lane])
 #define power(x) exp2(x)
 #define as_block(x) as_uint8(x)
-#define round_weight(x) (ushort)round_bf16(x)
+#define round_weight(x) (ushort)round_lanes(x)
 
 inline b_block load_own(global const uint *b)
 {
@@ -67,7 +67,7 @@ typedef int positions;
 #define in_any_lane(x) sub_group_any(x)
 #define number_of_lane(x, l) sub_group_broadcast(x, l)
 
-// round_bf16 by the hardware, which may keep denormal numbers.
+// round_lanes by the hardware, which may keep denormal numbers.
 ushort __attribute__((overloadable)) intel_convert_bfloat16_as_ushort(float x);
 #define round_weight(x) intel_convert_bfloat16_as_ushort(x)
 
@@ -186,9 +186,7 @@ kernel void pvc_pack_heads_right(MEMORY(uint, b), MEMORY(const float, x), const 
 	LOCATE(b), LOCATE(x);
 	const int row = get_global_id(0), step = get_global_id(1), head = get_global_id(2);
 	const uint8 v = pack_step(x + head / heads * outer + head % heads * inner + row * row_stride + step * STEP, 1, row < rows ? terms - step * STEP : 0);
-	global uint *block = b + (((size_t)head * (get_global_size(0) / OWN) + row / OWN) * DEPTH_STEPS + step) * OWN_BLOCK + row % OWN;
-	block[0] = v.s0, block[16] = v.s1, block[32] = v.s2, block[48] = v.s3;
-	block[64] = v.s4, block[80] = v.s5, block[96] = v.s6, block[112] = v.s7;
+	store_b(b + (((size_t)head * (get_global_size(0) / OWN) + row / OWN) * DEPTH_STEPS + step) * OWN_BLOCK, 0, row % OWN, v);
 }
 
 // A head's packed operands; steps is the number of steps of its positions.
