@@ -64,7 +64,7 @@ type simulatedStep struct {
 	Messages           int64   // sent by the rank that sends most
 	Mean               float64 // messages sent by a rank
 	Inside, Between    float64 // bytes sent by a rank, the mean
-	Memory             int64   // most bytes of the process so far
+	Memory             int64   // bytes that the process has from the system after the run
 }
 
 // sharedDevice is a device that its users do not close.
@@ -196,9 +196,10 @@ func TestSimulateRanks(t *testing.T) {
 		network := simulatedNetwork(simulatedMachine(), simulatedHosts(slices.Repeat([]int{12}, ranks/12)...))
 		_, s := simulateRun(t, simulatedConfig(t, plan, ranks, 2), network, 1)
 		steps = append(steps, s)
-		line := fmt.Sprintf("| %s | %.2f ms | %.2f ms | %+.1f %% | %s | %.0f | %.0f kB | %.0f kB | %.1f GB |\n",
+		line := fmt.Sprintf("| %s | %.2f ms | %.2f ms | %+.1f %% | %s | %s | %.0f kB | %.0f kB | %.1f GB |\n",
 			quantity.Grouped(ranks), 1e3*s.Seconds, 1e3*s.Estimated, 100*(s.Seconds/s.Estimated-1),
-			quantity.Grouped(s.Messages), s.Mean, s.Inside/1e3, s.Between/1e3, float64(s.Memory)/1e9)
+			quantity.Grouped(s.Messages), quantity.Grouped(int(math.Round(s.Mean))), s.Inside/1e3, s.Between/1e3,
+			float64(s.Memory)/1e9)
 		table.WriteString(line)
 		t.Log(line)
 		debug.FreeOSMemory()
