@@ -174,7 +174,7 @@ func (o *Optimizer) UpdateRatios(tensors []safetensors.Tensor) map[string]float6
 	switch {
 	case !o.measured:
 		return map[string]float64{}
-	case o.reduced:
+	case o.sharding.ReducesSums:
 		for i, group := range classes {
 			update[group], weight[group] = o.groupUpdates[i], o.groupWeights[i]
 		}

@@ -73,8 +73,6 @@ type Optimizer struct {
 	first []int     // number of the first block of each tensor, and last the number of all blocks
 	all   []float64 // summands over all blocks
 
-	reduced bool // see [Sharding.ReducesSums]
-
 	measuring, measured bool
 	before, change      []float64 // sums of squares for each block: of the weights, and of their change
 	ratios              []ratio   // for each tensor of the whole model; not with ReducesSums
@@ -404,7 +402,7 @@ func NewSharded(ctx context.Context, config Config, targets int64, device xpu.De
 		return nil, err
 	}
 	o.countBlocks(sizes)
-	if o.reduced = s.ReducesSums; o.reduced {
+	if s.ReducesSums {
 		return o, nil
 	}
 	return o, s.countBlocks(ctx, o.blocks, parameters, o.first)
@@ -480,7 +478,7 @@ func (o *Optimizer) GradientNorm(ctx context.Context) (float64, error) {
 	if err := o.device.Wait(ctx); err != nil {
 		return 0, err
 	}
-	if o.reduced {
+	if o.sharding.ReducesSums {
 		sums, err := o.sharding.reduceSums(ctx, o.blocks, 1, func(int) int { return 0 }, o.sums)
 		if err != nil {
 			return 0, err
@@ -522,7 +520,7 @@ func (o *Optimizer) Step(ctx context.Context, learningRate, gradScale float64) e
 	if !o.measured {
 		return nil
 	}
-	if n := len(classes); o.reduced {
+	if n := len(classes); o.sharding.ReducesSums {
 		sums, err := o.sharding.reduceSums(ctx, o.blocks, n, func(parameter int) int {
 			return slices.Index(classes, TensorGroup(o.parameters[parameter].Name))
 		}, o.change, o.before)

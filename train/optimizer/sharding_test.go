@@ -27,10 +27,10 @@ func gradientNorm(t testing.TB, o *Optimizer) float64 {
 	return norm
 }
 
-// reducedNorm is gradientNorm with ReduceSums.
+// reducedNorm is gradientNorm with ReducesSums.
 func reducedNorm(t testing.TB, o *Optimizer) float64 {
-	o.reduced = true
-	defer func() { o.reduced = false }()
+	o.sharding.ReducesSums = true
+	defer func() { o.sharding.ReducesSums = false }()
 	return gradientNorm(t, o)
 }
 
@@ -165,7 +165,7 @@ func TestI4SchemesAgree(t *testing.T) {
 	type outcome struct {
 		weights [][]float32 // by tensor
 		norms   []float64
-		reduced []float64 // norms with ReduceSums
+		reduced []float64 // norms with ReducesSums
 		ratios  []ratio
 	}
 	config := func(name Name, grouped bool) Config {
