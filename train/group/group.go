@@ -144,9 +144,7 @@ type Group struct {
 	Hosts   []string // of each rank
 	sharing int      // ranks on the same processors of this host, including this rank
 
-	each   []int   // bounds of one number from each rank; nil before the first call of All
-	counts []int64 // one from each
-	count  [1]int64
+	count [1]int64
 }
 
 // Options are settings of a group.
@@ -258,16 +256,14 @@ func (g *Group) Sum(ctx context.Context, n int64) (int64, error) {
 	return g.count[0], err
 }
 
-// All returns the numbers of all ranks on every rank. The result is valid until the next call.
+// All returns the numbers of all ranks on every rank.
 func (g *Group) All(ctx context.Context, n int64) ([]int64, error) {
-	if g.each == nil {
-		g.counts, g.each = make([]int64, g.Ranks()), make([]int, g.Ranks()+1)
-		for i := range g.each {
-			g.each[i] = i
-		}
+	numbers, bounds := make([]int64, g.Ranks()), make([]int, g.Ranks()+1)
+	for i := range bounds {
+		bounds[i] = i
 	}
-	g.counts[g.Rank()] = n
-	return g.counts, comm.AllGather(ctx, g.World(), g.counts, g.each)
+	numbers[g.Rank()] = n
+	return numbers, comm.AllGather(ctx, g.World(), numbers, bounds)
 }
 
 // Threads returns the number of threads of this rank's device. Ranks on the same processors share
