@@ -59,7 +59,6 @@ type Failure struct {
 // A World has the ranks of a simulation.
 type World struct {
 	network Network
-	hosts   []int // number of each rank's host
 	ranks   []*rank
 }
 
@@ -89,14 +88,7 @@ func New(network Network) *World {
 	if n == 0 {
 		panic("simulated: a network without ranks")
 	}
-	w := &World{network: network, hosts: make([]int, n), ranks: make([]*rank, n)}
-	numbers := map[string]int{}
-	for r, name := range network.Hosts {
-		if _, known := numbers[name]; !known {
-			numbers[name] = len(numbers)
-		}
-		w.hosts[r] = numbers[name]
-	}
+	w := &World{network: network, ranks: make([]*rank, n)}
 	members := make([]int, n)
 	for r := range w.ranks {
 		members[r] = r
@@ -333,10 +325,10 @@ func (t *transport) Push(to int, op pairwise.Operation, data []byte) {
 	if !t.posted && len(t.pulls) > 0 {
 		t.post()
 	}
-	w, c := t.group.world, t.clock
-	link, between := w.network.Inside, 0
-	if w.hosts[t.group.members[t.Rank()]] != w.hosts[t.group.members[to]] {
-		link, between = w.network.Between, 1
+	n, c := &t.group.world.network, t.clock
+	link, between := n.Inside, 0
+	if n.Hosts[t.group.members[t.Rank()]] != n.Hosts[t.group.members[to]] {
+		link, between = n.Between, 1
 	}
 	cost := (link.Message + float64(len(data))/link.Rate) * c.noise()
 	l := letter{from: int32(t.Rank()), op: op, data: data, sent: c.now + link.Delay, cost: cost}
@@ -564,10 +556,12 @@ func (t *transport) Split(ctx context.Context, color, key int) (comm.Transport, 
 	}
 	g := t.group
 	g.mu.Lock()
-	for r := range g.ranks {
-		if g.leaving.Load() && g.ranks[r].left.Load() {
-			g.mu.Unlock()
-			return nil, g.fail(t.gone(r))
+	if g.leaving.Load() {
+		for r := range g.ranks {
+			if g.ranks[r].left.Load() {
+				g.mu.Unlock()
+				return nil, g.fail(t.gone(r))
+			}
 		}
 	}
 	if g.split == nil {
