@@ -196,26 +196,34 @@ kernel void pvc_pack_heads_right(MEMORY(uint, b), MEMORY(const float, x), const 
 // The sub-group's first query, the longest first.
 #define FIRST_QUERY ((((int)get_num_groups(0) - 1 - (int)get_group_id(0)) * SUBGROUP_COUNT + SUBGROUP) * OWN)
 
-// The first keys that the own queries see.
-inline positions first_keys(global const int *begin, const bool documents, const int from, const int length)
+// The first keys that the own queries see: of each query, of the first query, and of the last query.
+typedef struct { positions each; int first, last; } first_keys;
+
+// begin is the kernel's parameter. `from` is the first own query, in a row of the batch.
+inline first_keys first_keys_of(global const int *begin, const ulong begin_at, const int row, const int from, const int length)
 {
-	positions x;
+	first_keys x;
+	const bool documents = GIVEN(begin);
+	if (documents) {
+		LOCATE(begin);
+		begin += (long)row * length;
+	}
 	EACH_LANE
-		OF(x) = documents ? begin[min(from + lane, length - 1)] : 0;
+		OF(x.each) = documents ? begin[min(from + lane, length - 1)] : 0;
+	x.first = documents ? begin[from] : 0, x.last = documents ? begin[min(from + OWN, length) - 1] : 0;
 	return x;
 }
 
 #define NUMBERS (int8)(0, 1, 2, 3, 4, 5, 6, 7)
 
-// hide sets the scores of own queries with keys that they do not see to v. The first query is at position `from`, the first key at t. seen is the first
-// key that the last query sees.
-inline void hide(c_block *s, const int panels, const positions low, const int seen, const int from, const int t, const float v)
+// hide sets the scores of own queries with keys that they do not see to v. The first query is at position `from`, the first key at t.
+inline void hide(c_block *s, const int panels, const first_keys low, const int from, const int t, const float v)
 {
-	if (t + 32 * panels - 1 <= from && t >= seen)
+	if (t + 32 * panels - 1 <= from && t >= low.last)
 		return;
 	EACH_LANE {
-		const int8 key = t - OF(low) + NUMBERS;
-		const uint8 last = from + lane - OF(low);
+		const int8 key = t - OF(low.each) + NUMBERS;
+		const uint8 last = from + lane - OF(low.each);
 		#pragma unroll
 		for (int j = 0; j < 4 * panels; j++)
 			OF(s[j]) = select(OF(s[j]), (float8)v, as_uint8(key + 8 * j) > last);
@@ -233,13 +241,7 @@ kernel SUBGROUPS void pvc_attend(MEMORY(float, context), MEMORY(float, lse), MEM
 	if (from >= length)
 		return;
 	const int queries = row * heads + head, group = row * (heads / share) + head / share;
-	const bool documents = GIVEN(begin);
-	if (documents) {
-		LOCATE(begin);
-		begin += (long)row * length;
-	}
-	const positions low = first_keys(begin, documents, from, length);
-	const int since = documents ? begin[from] / TILE * TILE : 0, seen = documents ? begin[keys - 1] : 0;
+	const first_keys low = first_keys_of(begin, begin_at, row, from, length);
 	q = HEAD_ROWS(q, queries, steps) + from * ROW_NUMBERS;
 	k = HEAD_ROWS(k, group, steps), v = HEAD_ROWS(v, group, steps);
 	c_block sum[DEPTH / 8];
@@ -247,10 +249,10 @@ kernel SUBGROUPS void pvc_attend(MEMORY(float, context), MEMORY(float, lse), MEM
 	numbers top, total;
 	EACH_LANE
 		OF(top) = -FLT_MAX / 2, OF(total) = 0; // a number, so that a tile of keys that are all hidden from a query changes nothing
-	for (int t = since; t < keys; t += TILE) {
+	for (int t = low.first / TILE * TILE; t < keys; t += TILE) {
 		c_block s[4 * TILE_PANELS];
 		dots(s, TILE_PANELS, k + t * ROW_NUMBERS, q);
-		hide(s, TILE_PANELS, low, seen, from, t, -INFINITY);
+		hide(s, TILE_PANELS, low, from, t, -INFINITY);
 		numbers scale;
 		positions higher;
 		EACH_LANE {
@@ -306,13 +308,7 @@ kernel SUBGROUPS void pvc_grad_queries(MEMORY(float, dqkv), MEMORY(float, delta)
 	if (from >= length)
 		return;
 	const int queries = row * heads + head, group = row * (heads / share) + head / share;
-	const bool documents = GIVEN(begin);
-	if (documents) {
-		LOCATE(begin);
-		begin += (long)row * length;
-	}
-	const positions low = first_keys(begin, documents, from, length);
-	const int since = documents ? begin[from] / TILE * TILE : 0, seen = documents ? begin[keys - 1] : 0;
+	const first_keys low = first_keys_of(begin, begin_at, row, from, length);
 	numbers through, shift, one;
 	EACH_LANE {
 		const int query = min(from + lane, length - 1);
@@ -333,7 +329,7 @@ kernel SUBGROUPS void pvc_grad_queries(MEMORY(float, dqkv), MEMORY(float, delta)
 	k = HEAD_ROWS(k, group, steps), k_turned = HEAD_ROWS(k_turned, group, steps), v = HEAD_ROWS(v, group, steps);
 	c_block sum[DEPTH / 8];
 	clear(sum);
-	for (int t = since; t < keys; t += TILE) {
+	for (int t = low.first / TILE * TILE; t < keys; t += TILE) {
 		c_block s[4 * TILE_PANELS], slope[4 * TILE_PANELS];
 		dots(s, TILE_PANELS, k + t * ROW_NUMBERS, q);
 		dots(slope, TILE_PANELS, v + t * ROW_NUMBERS, down);
@@ -341,7 +337,7 @@ kernel SUBGROUPS void pvc_grad_queries(MEMORY(float, dqkv), MEMORY(float, delta)
 			#pragma unroll
 			for (int j = 0; j < 4 * TILE_PANELS; j++)
 				OF(s[j]) = power(fma(OF(s[j]), (float8)LOG2E, (float8)OF(shift))) * (OF(slope[j]) - OF(through));
-		hide(s, TILE_PANELS, low, seen, from, t, 0);
+		hide(s, TILE_PANELS, low, from, t, 0);
 		b_block weight[2 * TILE_PANELS];
 		#pragma unroll
 		for (int j = 0; j < 2 * TILE_PANELS; j++)
