@@ -75,7 +75,7 @@ type Device struct {
 	closed  bool
 	packed  packedOperands
 	tables  map[string]*opencl.Buffer // of stretches, by their contents
-	// that have started, and for whose start the second queue does not wait yet
+	// Transfers that have started. The second queue does not wait for their start yet.
 	transfers map[*transfers]bool
 	events    []event
 	times     map[string]*KernelTime
