@@ -88,7 +88,7 @@ type exchanger struct {
 	found      NonFinite
 	send, recv []float32
 	bounds     []int
-	own, whole [3][]float32 // of each operand, if the device does not share memory with the host
+	from, to   [3][]float32 // of each operand, if the device does not share memory with the host
 }
 
 // An operand of the attention, in both of its forms.
@@ -102,10 +102,10 @@ type operand struct {
 	width   int
 }
 
-// blocks calls visit for each contiguous piece that this rank and rank other of n exchange: its
+// blocks calls visit for each contiguous piece that this rank exchanges with rank other of n: its
 // first element in own and in whole, and its length. Both ranks visit the pieces in the same order
 // if one uses the elements of own, and the other one the elements of whole.
-func (o operand) blocks(rows, s, rank, other, n int, visit func(own, whole, length int)) {
+func (o operand) blocks(rows, s, other, n int, visit func(own, whole, length int)) {
 	if o.byToken {
 		length, ownWidth, wholeWidth := o.width/n, o.own.Dim(1), o.whole.Dim(1)
 		for row := range rows {
@@ -123,25 +123,28 @@ func (o operand) blocks(rows, s, rank, other, n int, visit func(own, whole, leng
 	}
 }
 
+// ends returns the source and the destination of an exchange, given the values of both forms.
+func ends[T any](toWhole bool, own, whole T) (from, to T) {
+	if toWhole {
+		return own, whole
+	}
+	return whole, own
+}
+
 // exchangeHeads fills whole from own (toWhole) or own from whole, for each operand, with the data
 // of all ranks that share the sequences. It waits for the device.
 func (m *Model) exchangeHeads(ctx context.Context, toWhole bool, operands ...operand) error {
 	group, e, rows, s := m.parallel.Sequence, &m.exchanger, m.ws.shape.rows, m.ws.shape.s
-	rank, n := group.Rank(), group.Size()
-	var own, whole [3][]float32
+	n := group.Size()
+	var from, to [3][]float32
 	total := 0
 	for i, o := range operands {
+		source, destination := ends(toWhole, o.own, o.whole)
 		var err error
-		if toWhole {
-			own[i], err = xpu.Numbers(ctx, m.dev, o.own, &e.own[i])
-			whole[i] = xpu.HostBuffer(o.whole, &e.whole[i])
-		} else {
-			whole[i], err = xpu.Numbers(ctx, m.dev, o.whole, &e.whole[i])
-			own[i] = xpu.HostBuffer(o.own, &e.own[i])
-		}
-		if err != nil {
+		if from[i], err = xpu.Numbers(ctx, m.dev, source, &e.from[i]); err != nil {
 			return fmt.Errorf("a pass over %d rows of %d tokens: %w", rows, s, err)
 		}
+		to[i] = xpu.HostBuffer(destination, &e.to[i])
 		if o.byToken {
 			total += rows * s * o.width
 		} else {
@@ -153,12 +156,9 @@ func (m *Model) exchangeHeads(ctx context.Context, toWhole bool, operands ...ope
 	for other := range n {
 		bounds[other] = at
 		for i, o := range operands {
-			o.blocks(rows, s, rank, other, n, func(inOwn, inWhole, length int) {
-				if toWhole {
-					copy(send[at:at+length], own[i][inOwn:])
-				} else {
-					copy(send[at:at+length], whole[i][inWhole:])
-				}
+			o.blocks(rows, s, other, n, func(own, whole, length int) {
+				first, _ := ends(toWhole, own, whole)
+				copy(send[at:at+length], from[i][first:])
 				at += length
 			})
 		}
@@ -172,22 +172,16 @@ func (m *Model) exchangeHeads(ctx context.Context, toWhole bool, operands ...ope
 	at = 0
 	for other := range n {
 		for i, o := range operands {
-			o.blocks(rows, s, rank, other, n, func(inOwn, inWhole, length int) {
-				if toWhole {
-					copy(whole[i][inWhole:][:length], recv[at:])
-				} else {
-					copy(own[i][inOwn:][:length], recv[at:])
-				}
+			o.blocks(rows, s, other, n, func(own, whole, length int) {
+				_, first := ends(toWhole, own, whole)
+				copy(to[i][first:][:length], recv[at:])
 				at += length
 			})
 		}
 	}
 	for i, o := range operands {
-		if toWhole {
-			xpu.SetNumbers(m.dev, o.whole, whole[i])
-		} else {
-			xpu.SetNumbers(m.dev, o.own, own[i])
-		}
+		_, destination := ends(toWhole, o.own, o.whole)
+		xpu.SetNumbers(m.dev, destination, to[i])
 	}
 	return nil
 }
