@@ -81,8 +81,8 @@ func WriteConfigJSON(w io.Writer, c Config, dtype safetensors.DType) error {
 	}
 	c.windowFields(fields)
 	if family.windowsUnscaled {
-		fields["rope_parameters"] = map[string]any{"full_attention": parameters,
-			"sliding_attention": map[string]any{"rope_type": "default", "rope_theta": fraction(c.RopeTheta)}}
+		fields["rope_parameters"] = map[string]any{fullAttention: parameters,
+			slidingAttention: map[string]any{"rope_type": "default", "rope_theta": fraction(c.RopeTheta)}}
 	}
 	switch {
 	case c.ClipQKV > 0:
@@ -473,7 +473,6 @@ func (f *hfFields) rope(family *family) (theta float64, scaling RopeScaling) {
 // rope_parameters has an entry for each type of layer. Without it, transformers 4 uses rope_theta
 // in all layers, and transformers 5 its own default in layers with a window.
 func (f *hfFields) ropeOfLayers(family *family) (theta float64, scaling RopeScaling) {
-	const full, sliding = "full_attention", "sliding_attention"
 	if !f.set("rope_parameters") {
 		_, given := f.fields["rope_theta"]
 		if theta, scaling = f.rope(family); !given || theta != family.ropeTheta {
@@ -484,23 +483,24 @@ func (f *hfFields) ropeOfLayers(family *family) (theta float64, scaling RopeScal
 	}
 	types := map[string]json.RawMessage{}
 	f.read("rope_parameters", &types)
-	if len(types) != 2 || types[full] == nil || types[sliding] == nil {
-		f.fail("rope_parameters is %s; it must have %s and %s", shown(f.fields["rope_parameters"]), full, sliding)
+	if len(types) != 2 || types[fullAttention] == nil || types[slidingAttention] == nil {
+		f.fail("rope_parameters is %s; it must have %s and %s", shown(f.fields["rope_parameters"]), fullAttention,
+			slidingAttention)
 		return theta, scaling
 	}
 	of := func(kind string) (float64, RopeScaling) {
 		layers := &hfFields{fields: maps.Clone(f.fields), known: f.known}
 		layers.fields["rope_parameters"] = types[kind]
-		if kind == sliding {
+		if kind == slidingAttention {
 			delete(layers.fields, "rope_scaling")
 		}
 		defer func() { f.problems = append(f.problems, layers.problems...) }()
 		return layers.rope(family)
 	}
-	theta, scaling = of(full)
-	if base, unscaled := of(sliding); base != theta || unscaled.kind() != "default" {
+	theta, scaling = of(fullAttention)
+	if base, unscaled := of(slidingAttention); base != theta || unscaled.kind() != "default" {
 		f.fail("rope_parameters is %s; %s must have the rope_theta of %s and no scaling",
-			shown(f.fields["rope_parameters"]), sliding, full)
+			shown(f.fields["rope_parameters"]), slidingAttention, fullAttention)
 	}
 	return theta, scaling
 }

@@ -14,6 +14,12 @@ const (
 	threeOfFour            // always all but every fourth, from the fourth on
 )
 
+// The types of layers in layer_types and rope_parameters.
+const (
+	fullAttention    = "full_attention"
+	slidingAttention = "sliding_attention"
+)
+
 // window returns the number of positions that a query of a layer attends to, its own included; 0
 // means all.
 func (c Config) window(layer int) int {
@@ -47,37 +53,38 @@ func (c Config) validateWindows(bad func(field, format string, args ...any) erro
 // windows reads the fields of windows, and checks that layer_types has the same layers.
 func (f *hfFields) windows(c *Config) {
 	family := c.family()
-	kind := family.windows
-	if kind == noWindows {
+	if family.windows == noWindows {
 		f.fixed("sliding_window", `[null]`)
-	} else {
-		used := true
-		if family.windowSwitch {
-			used = f.bool("use_sliding_window")
-		}
-		if f.known["sliding_window"] = true; used {
-			c.SlidingWindow = family.window
-			if _, given := f.fields["sliding_window"]; given {
-				c.SlidingWindow = 0
-				if f.optional("sliding_window", &c.SlidingWindow); f.set("sliding_window") && c.SlidingWindow == 0 {
-					f.fail("sliding_window is 0; write null for no window")
-				}
-			}
-		}
-		if kind == lastLayers {
-			n := 28
-			if f.read("max_window_layers", &n); c.SlidingWindow > 0 {
-				c.MaxWindowLayers = n
-			}
+		f.layerTypes(c)
+		return
+	}
+	f.known["sliding_window"] = true
+	if !family.windowSwitch || f.bool("use_sliding_window") {
+		c.SlidingWindow = f.slidingWindow(family.window)
+	}
+	if family.windows == lastLayers {
+		n := 28
+		if f.read("max_window_layers", &n); c.SlidingWindow > 0 {
+			c.MaxWindowLayers = n
 		}
 	}
 	f.layerTypes(c)
 }
 
+// slidingWindow reads sliding_window. missing is the value of a missing field, and null means 0.
+func (f *hfFields) slidingWindow(missing int) (n int) {
+	if _, given := f.fields["sliding_window"]; !given {
+		return missing
+	}
+	if f.optional("sliding_window", &n); f.set("sliding_window") && n == 0 {
+		f.fail("sliding_window is 0; write null for no window")
+	}
+	return n
+}
+
 // layerTypes checks that layer_types names the layers with a window. Of a family with windows in
 // the last layers, the list replaces max_window_layers.
 func (f *hfFields) layerTypes(c *Config) {
-	const full, sliding = "full_attention", "sliding_attention"
 	var types []string
 	if f.optional("layer_types", &types); !f.set("layer_types") {
 		return
@@ -88,14 +95,14 @@ func (f *hfFields) layerTypes(c *Config) {
 	}
 	if c.family().windows == lastLayers && c.SlidingWindow > 0 {
 		c.MaxWindowLayers = 0
-		for c.MaxWindowLayers < len(types) && types[c.MaxWindowLayers] == full {
+		for c.MaxWindowLayers < len(types) && types[c.MaxWindowLayers] == fullAttention {
 			c.MaxWindowLayers++
 		}
 	}
 	for i, t := range types {
-		want := full
+		want := fullAttention
 		if c.window(i) > 0 {
-			want = sliding
+			want = slidingAttention
 		}
 		if t != want {
 			f.fail("layer_types is %q for layer %d; only %q is supported there", t, i, want)
