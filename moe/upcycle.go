@@ -76,7 +76,7 @@ func upcycledFamilies() (names []string) {
 }
 
 // SaveUpcycled writes the mixture of experts that u makes from the dense model, as [Stored.Save]
-// writes a stored model. It holds one matrix of an expert in memory.
+// writes a stored model. It holds one matrix of the dense network and one of an expert in memory.
 func (s *Stored) SaveUpcycled(ctx context.Context, u Upcycling, dir string, opts SaveOptions,
 	visit func(tensor string, piece []float32) error) error {
 	c, err := s.config.Upcycled(u)
@@ -109,6 +109,9 @@ type upcycling struct {
 	experts map[string]expertMatrix // by the names of their tensors
 	stored  map[string]int          // the numbers of the dense model's tensors
 	matrix  []float32               // of an expert
+
+	down     []float32 // latest down projection of the dense network, from which experts have columns
+	downName string    // of its tensor
 }
 
 // An expertMatrix is a matrix of an expert: the weights of some intermediate elements in a matrix
@@ -163,7 +166,7 @@ func (u *upcycling) expert(m expertMatrix, name string) error {
 		}
 		return nil
 	}
-	u.matrix = slices.Grow(u.matrix[:0], width*h)[:width*h]
+	room(&u.matrix, width*h)
 	drawn := namedRandom(u.Seed, m.expert).Perm(width)[:int(math.RoundToEven(u.Reinitialize*float64(width)))]
 	slices.Sort(drawn)
 	random := namedRandom(u.Seed, name)
@@ -174,10 +177,15 @@ func (u *upcycling) expert(m expertMatrix, name string) error {
 		redraw(u.matrix, drawn, h, 1, h, random)
 		return nil
 	}
-	for row := range h {
-		if err := read(u.matrix[row*width:][:width], row*u.dense.config.IntermediateSize+m.first); err != nil {
+	all := u.dense.config.IntermediateSize
+	if u.downName != m.dense {
+		if err := read(room(&u.down, h*all), 0); err != nil {
 			return err
 		}
+		u.downName = m.dense
+	}
+	for row := range h {
+		copy(u.matrix[row*width:][:width], u.down[row*all+m.first:])
 	}
 	for i := range u.matrix {
 		u.matrix[i] *= float32(u.Granularity)

@@ -3,6 +3,7 @@ package moe
 import (
 	"context"
 	"fmt"
+	"io/fs"
 	"maps"
 	"math"
 	"slices"
@@ -85,6 +86,53 @@ func upcycled(t testing.TB, dense *Model, u Upcycling) *Model {
 		}
 	}
 	return m
+}
+
+// readsFS counts the reads of its files by ReadAt.
+type readsFS struct {
+	filesystem.OS
+	reads *int
+}
+
+func (f readsFS) OpenFile(name string, flag int, perm fs.FileMode) (filesystem.File, error) {
+	file, err := f.OS.OpenFile(name, flag, perm)
+	return readsFile{file, f.reads}, err
+}
+
+type readsFile struct {
+	filesystem.File
+	reads *int
+}
+
+func (f readsFile) ReadAt(p []byte, off int64) (int, error) {
+	*f.reads++
+	return f.File.ReadAt(p, off)
+}
+
+// Each tensor of the dense model is read by one request to an object store, and gate and up
+// projections by one for each expert.
+func TestUpcycledReads(t *testing.T) {
+	g := openGolden(t, "qwen3.safetensors")
+	dense, _ := g.model(1)
+	from, reads := t.TempDir(), 0
+	if err := dense.Save(t.Context(), from, SaveOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	stored, err := OpenStored(readsFS{reads: &reads}, from)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stored.Close()
+	reads = 0
+	u := Upcycling{Experts: 8, ExpertsPerToken: 4, Granularity: 4}
+	if err := stored.SaveUpcycled(t.Context(), u, t.TempDir(), SaveOptions{},
+		func(string, []float32) error { return nil }); err != nil {
+		t.Fatal(err)
+	}
+	c := dense.Config()
+	if want := len(c.Tensors()) + c.Layers*2*(u.Experts-1); reads != want {
+		t.Errorf("%d reads, want %d", reads, want)
+	}
 }
 
 // Reinitialised weights have the mean and the deviation of the weights that they replace, belong to
