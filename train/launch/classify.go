@@ -104,9 +104,10 @@ func (s *supervisor) classify(a *Attempt, w *attemptWatch) {
 		a.Outcome, a.Reason = Done, "all steps are done"
 	case s.stopping && (w.last.Ended == record.EndedStopped || w.last.Ended == record.EndedTerminated):
 		a.Outcome, a.Reason = Stopped, "stopped after a checkpoint"
-	case w.slow && !s.stopping && (w.last.Ended == record.EndedStopped || w.last.Ended == record.EndedTerminated):
-		a.Outcome, a.Rank = Slow, &w.slowRank
-		a.Blamed = w.hosts[w.slowRank]
+	case w.replaced != nil && !s.stopping &&
+		(w.last.Ended == record.EndedStopped || w.last.Ended == record.EndedTerminated):
+		a.Outcome, a.Rank = Slow, w.replaced
+		a.Blamed = w.hosts[*w.replaced]
 		a.Reason = s.hosts.lost[a.Blamed] + "; the run stopped after a checkpoint, and a spare replaces the host"
 	case w.hang != nil: // ranks that were told to end may have saved and exited like stopped ranks
 		a.Outcome, a.Reason = Hang, w.hang.String()

@@ -302,9 +302,8 @@ type attemptWatch struct {
 	ended     bool      // the launcher has told the ranks to end, or has killed them
 	hang      *overdue  // why, if they hung
 	answersBy time.Time // when the launcher ends ranks that hang
-	slow      bool      // the run was stopped because slowRank was slow
-	slowRank  int
-	kept      bool      // the host of the slow rank stays
+	slowSeen  bool      // a rank was slow; its host is replaced or stays
+	replaced  *int      // the run was stopped because this rank was slow
 	waitedFor string    // the ranks for which the others wait, if they hung
 	firstOf   int       // the first of these ranks, or -1
 	firstDied time.Time // when the first rank failed
@@ -383,8 +382,8 @@ func (w *attemptWatch) act(now time.Time) {
 		}
 		w.job.Stacks()
 		w.answersBy = now.Add(s.Limits.stall()/asksPerStall + answerTime)
-	case w.last.Slow != nil && w.last.Ended == record.NotEnded && s.ReplaceSlow > 0 && !s.stopping && !w.slow &&
-		!w.kept:
+	case w.last.Slow != nil && w.last.Ended == record.NotEnded && s.ReplaceSlow > 0 && !s.stopping &&
+		!w.slowSeen:
 		s.replaceSlow(w, *w.last.Slow)
 	case !s.deadline.IsZero() && !now.Before(s.stopTime()):
 		s.deadline = time.Time{}
@@ -406,7 +405,7 @@ func (s *supervisor) replaceSlow(w *attemptWatch, rank int) {
 	host := w.hosts[rank]
 	what := fmt.Sprintf("rank %d on %s is slow", rank, host)
 	before, again := s.replaced[rank]
-	w.kept = true
+	w.slowSeen = true
 	switch {
 	case again && before != host:
 		s.Notice(fmt.Sprintf("%s, as it was on %s, so the hosts are not the cause; the run continues", what, before))
@@ -418,7 +417,7 @@ func (s *supervisor) replaceSlow(w *attemptWatch, rank int) {
 		s.replaced[rank] = host
 		s.hosts.lose(host, what)
 		s.Notice(what + "; the run stops after a checkpoint, and a spare replaces the host")
-		w.slow, w.slowRank = true, rank
+		w.replaced = &rank
 		w.job.Stop()
 	}
 }
