@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"mula/internal/launchers"
+	"mula/train/collective"
 	"mula/train/record"
 )
 
@@ -111,13 +112,7 @@ func (a *Answers) answer() error {
 	if process, ok := launchers.Find(); ok {
 		rank = process.Rank
 	}
-	host := os.Getenv(hostVariable)
-	if host == "" {
-		var err error
-		if host, err = os.Hostname(); err != nil {
-			return err
-		}
-	}
+	host := collective.Hostname()
 	stacks := allStacks()
 	state, exchange := stateIn(stacks)
 	text := "not in an exchange"
@@ -130,7 +125,7 @@ func (a *Answers) answer() error {
 		return err
 	}
 	defer f.Close()
-	_, err = fmt.Fprintf(f, "rank %d on %s, process %d: %s\n%s%s%s", rank, host, os.Getpid(), text, StacksBegin, stacks,
+	_, err = fmt.Fprintf(f, "rank %d on %s, process %d: %s\n%s%s%s", rank, host, os.Getpid(), text, stacksBegin, stacks,
 		StacksEnd)
 	return err
 }

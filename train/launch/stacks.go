@@ -16,9 +16,10 @@ import (
 	"mula/internal/quantity"
 )
 
-// At a SIGQUIT, a rank writes the stacks of its goroutines between these lines.
+// A rank writes the stacks of its goroutines between these lines, at a SIGQUIT or as an answer to
+// the launcher.
 const (
-	StacksBegin = "stacks of all goroutines, for a SIGQUIT:\n"
+	stacksBegin = "stacks of all goroutines:\n"
 	StacksEnd   = "\nend of the stacks\n"
 )
 
@@ -45,11 +46,11 @@ var exchangeFrame = regexp.MustCompile(`^mula/xpu/comm\.(?:\(\*?\w+\)\.)?(\w+)`)
 
 // stateOf returns the state of the rank with the given output, and the exchange in which it waits.
 func stateOf(output []byte) (state rankState, exchange string) {
-	begin := bytes.LastIndex(output, []byte(StacksBegin))
+	begin := bytes.LastIndex(output, []byte(stacksBegin))
 	if begin < 0 {
 		return silent, ""
 	}
-	stacks, _, complete := strings.Cut(string(output[begin+len(StacksBegin):]), StacksEnd)
+	stacks, _, complete := strings.Cut(string(output[begin+len(stacksBegin):]), StacksEnd)
 	if !complete {
 		return silent, ""
 	}
@@ -90,7 +91,7 @@ func allStacks() string {
 
 // WriteStacks writes the stacks of all goroutines in one call.
 func WriteStacks(w io.Writer) error {
-	_, err := fmt.Fprintf(w, "%s%s%s", StacksBegin, allStacks(), StacksEnd)
+	_, err := fmt.Fprintf(w, "%s%s%s", stacksBegin, allStacks(), StacksEnd)
 	return err
 }
 

@@ -17,7 +17,7 @@ func TestDescribeHang(t *testing.T) {
 	const (
 		run    = "mula/train.(*run).step(_)\n\tmula/train/loop.go:490\nmula/train.Run({_, _})\n\tmula/train/loop.go:1"
 		idle   = "\n\ngoroutine 5 [select]:\nmula/blend/stream.read()\n\tmula/blend/stream/stream.go:9"
-		begun  = "step 3\n" + StacksBegin + "goroutine 1 [chan receive]:\n"
+		begun  = "step 3\n" + stacksBegin + "goroutine 1 [chan receive]:\n"
 		waits  = begun + "mula/xpu/comm.(*Pending).Wait(0x1)\n\tmula/xpu/comm/comm.go:413\n" + run + idle + StacksEnd
 		reads  = begun + "os.(*File).Read()\n\tos/file.go:1\n" + run + idle + StacksEnd
 		killed = begun + "mula/xpu/comm.(*Pending).Wait(0x1)\n" // while writing
@@ -60,10 +60,10 @@ func TestDescribeHang(t *testing.T) {
 func TestAnswers(t *testing.T) {
 	dir := t.TempDir()
 	for name, text := range map[string]string{
-		"a": "rank 2 on a, process 7: waiting in AllReduce in train/votes.(*Votes).sumCounts\n" + StacksBegin +
-			"goroutine 1\nrank 1 on\n" + StacksEnd + "rank 0 on a, process 6: not in an exchange\n" + StacksBegin +
+		"a": "rank 2 on a, process 7: waiting in AllReduce in train/votes.(*Votes).sumCounts\n" + stacksBegin +
+			"goroutine 1\nrank 1 on\n" + StacksEnd + "rank 0 on a, process 6: not in an exchange\n" + stacksBegin +
 			StacksEnd,
-		"b": "rank 3 on b, process 7: waiting in AllReduce in train/votes.(*Votes).sumCounts\n" + StacksBegin,
+		"b": "rank 3 on b, process 7: waiting in AllReduce in train/votes.(*Votes).sumCounts\n" + stacksBegin,
 	} {
 		if err := os.WriteFile(filepath.Join(dir, answersPrefix+name), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
@@ -95,7 +95,7 @@ func TestAnswer(t *testing.T) {
 		t.Errorf("the answer is %+v", got)
 	}
 	text, err := os.ReadFile(filepath.Join(dir, answersPrefix+"a"))
-	if err != nil || strings.Count(string(text), StacksBegin) != 1 || !strings.Contains(string(text), "TestAnswer") {
+	if err != nil || strings.Count(string(text), stacksBegin) != 1 || !strings.Contains(string(text), "TestAnswer") {
 		t.Errorf("%v; the answer is\n%s", err, text)
 	}
 	t.Setenv(stallVariable, "")
