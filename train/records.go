@@ -26,7 +26,7 @@ import (
 type resumeRecord struct {
 	Checkpoint string               `json:"checkpoint"`
 	Time       string               `json:"time"`
-	PeakFLOPS  float64              `json:"peak_flops"`        // as in RunRecord, measured again
+	PeakFLOPS  float64              `json:"peak_flops"`        // as in [record.Run], measured again
 	Refused    []checkpoint.Refused `json:"refused,omitempty"` // damaged newer checkpoints
 	// fingerprint of the checkpoint's plan, if it differs and plan_change is accept
 	OldPlan string `json:"old_plan,omitempty"`

@@ -38,7 +38,7 @@ type Run struct {
 // resumed.
 //
 // MFU is the model FLOPs utilization of Chowdhery et al. (arXiv 2204.02311, appendix B): tokens per
-// second times [RunRecord.FLOPsPerToken], over the peak of the machine. Recomputed work is not
+// second times [Run.FLOPsPerToken], over the peak of the machine. Recomputed work is not
 // counted. The peak is measured, not from a data sheet.
 type StepMetrics struct {
 	Step    int64 `json:"step"`    // from 0

@@ -92,7 +92,7 @@ type Status struct {
 	Version, Plan, Device string // plan: the fingerprint
 	StepsDone, Steps      int64
 	Tokens                int64         // trained on
-	PeakFLOPS             float64       // as in [RunRecord]
+	PeakFLOPS             float64       // as in [Run]
 	Spikes                *spikes.State // or nil
 }
 

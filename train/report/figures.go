@@ -511,7 +511,7 @@ func routerEntropyFigure(r *Run) page.Figure {
 	const named = 8 // curves with a name
 	layers := 0
 	for i := range r.Spans {
-		layers = max(layers, len(r.Spans[i].routerByStep))
+		layers = max(layers, len(r.Spans[i].routerEntropy))
 	}
 	chart := lineChart{label: "router entropy of each layer over steps", width: half, height: halfHeight,
 		yLabel: "entropy (nats)", marks: marksOf(r), until: float64(r.Next)}
@@ -519,10 +519,10 @@ func routerEntropyFigure(r *Run) page.Figure {
 	every := max(1, (layers+named-2)/(named-1))
 	for layer := range layers {
 		curve := smoothed(r, func(s *Span) mean {
-			if layer >= len(s.routerByStep) {
+			if layer >= len(s.routerEntropy) {
 				return mean{}
 			}
-			return s.routerByStep[layer]
+			return s.routerEntropy[layer]
 		})
 		s := curveSeries{points: means(curve, curvePoints), colour: layer, faint: true}
 		if layer%every == 0 || layer == layers-1 {

@@ -6,8 +6,9 @@
 // package train writes. The same runs and options produce the same bytes.
 //
 // The size of the page does not grow with the length of a run: curves are thinned to the resolution
-// of a screen, and thinned raw values keep every spike. Memory does not grow either: steps are
-// merged to at most 8,192 spans while the file is read.
+// of a screen, and thinned raw values keep every spike. Memory does not grow with the steps, which
+// are merged to at most 8,192 spans while the file is read. It grows with the evaluations, resumes,
+// rollbacks and skipped steps.
 package report
 
 import (

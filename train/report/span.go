@@ -16,13 +16,13 @@ type Span struct {
 	Step  // the first one; only its numbers, if there are several
 	Count int
 
-	curves       [curveCount]track
-	sourceLoss   []mean // weighted by samples
-	samples      []int64
-	maxOverMean  []mean // of each layer
-	balance      [balanceCount]mean
-	routerByStep []mean // entropy of the router of each layer
-	ratios       []mean // of the updates, in the order of updateGroups
+	curves        [curveCount]track
+	sourceLoss    []mean // weighted by samples
+	samples       []int64
+	maxOverMean   []mean // of each layer
+	balance       [balanceCount]mean
+	routerEntropy []mean // of each layer
+	ratios        []mean // of the updates, in the order of updateGroups
 }
 
 // The curves that a report shows with every spike.
@@ -130,7 +130,7 @@ func newSpan(s Step) Span {
 	for _, y := range s.RouterEntropy {
 		var m mean
 		m.add(y, 1)
-		span.routerByStep = append(span.routerByStep, m)
+		span.routerEntropy = append(span.routerEntropy, m)
 	}
 	if len(s.UpdateRatio) > 0 {
 		span.ratios = make([]mean, len(updateGroups))
@@ -181,7 +181,7 @@ func (s *Span) merge(next *Span) {
 	}
 	addMeans(&s.sourceLoss, next.sourceLoss)
 	addMeans(&s.maxOverMean, next.maxOverMean)
-	addMeans(&s.routerByStep, next.routerByStep)
+	addMeans(&s.routerEntropy, next.routerEntropy)
 	addMeans(&s.ratios, next.ratios)
 	for i, m := range next.balance {
 		s.balance[i].add(m.value, m.weight)
@@ -199,7 +199,7 @@ func (r *Run) add(s Step) {
 	} else {
 		r.Spans = append(r.Spans, newSpan(s))
 	}
-	if len(r.Spans) > mostSpans { // the last span is complete, or has a single step
+	if len(r.Spans) > mostSpans { // the last span has a single step
 		r.perSpan *= 2
 		kept := 0
 		for i := 0; i < len(r.Spans); i += 2 {

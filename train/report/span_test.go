@@ -120,7 +120,7 @@ func TestReadMemory(t *testing.T) {
 		t.Skip("only in make test-long: 57,344 lines")
 	}
 	_, line, _ := strings.Cut(step0, `{"step":0`)
-	peak := func(steps int64) uint64 {
+	held := func(steps int64) uint64 {
 		r := &metricsReader{end: steps, before: `{"step":`, of: line}
 		r.text.Reset(headLine)
 		run, err := parse(r, "m")
@@ -136,7 +136,7 @@ func TestReadMemory(t *testing.T) {
 		runtime.KeepAlive(run)
 		return m.HeapAlloc
 	}
-	short, long := peak(mostSpans), peak(6*mostSpans)
+	short, long := held(mostSpans), held(6*mostSpans)
 	t.Logf("%d bytes for %d steps, %d for %d", short, mostSpans, long, 6*mostSpans)
 	if long > short*5/4 {
 		t.Errorf("a report of %d steps holds %d bytes, one of %d steps %d", 6*mostSpans, long, mostSpans, short)
