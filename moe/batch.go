@@ -109,8 +109,8 @@ type Stats struct {
 	Tokens  int       // number of inputs, Rows × SequenceLength
 	Targets int       // number of targets that count
 	RowLoss []float64 // sum of the cross entropies of each row
-	// load-balancing loss without its coefficient, in the requested form; 0 for a dense model. In
-	// the form AuxSequence it has the layers of this stage only, and every stage has it.
+	// load-balancing loss without its coefficient, in the requested form; 0 for a dense model. With
+	// AuxSequence, every stage returns the loss of its own layers
 	Aux          float64
 	Z            float64   // router z-loss without its coefficient
 	ExpertCounts [][]int64 // tokens sent to each expert, [layer][expert]; nil for a dense model

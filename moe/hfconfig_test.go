@@ -381,7 +381,7 @@ func TestConfigJSONAcceptsValues(t *testing.T) {
 	for _, architecture := range architectures() {
 		for _, change := range append(changes, fmt.Sprintf(`"architectures": [%q]`, families[architecture].class)) {
 			if f := families[architecture]; strings.Contains(change, "rope_") && f.windowsUnscaled {
-				continue // see TestConfigJSONOfOLMo3
+				continue // see TestConfigJSONOfWindows
 			} else if f.window > 0 && !f.windowSwitch {
 				change = strings.ReplaceAll(change, "full_attention", "sliding_attention")
 			}
