@@ -53,6 +53,8 @@ type Options struct {
 
 // A Device computes on an OpenCL device. It is safe for use by several goroutines at once.
 type Device struct {
+	hostCopies // in queue
+
 	device    *opencl.Device
 	context   *opencl.Context
 	queue     *opencl.Queue // of all commands but transfers
@@ -134,6 +136,7 @@ func newDevice(ctx context.Context, device *opencl.Device, options Options, s sh
 	}
 	d := &Device{device: device, precision: options.Precision, shape: s, profile: options.Profile, cache: options.Cache,
 		times: map[string]*KernelTime{}, transfers: map[*transfers]bool{}}
+	d.hostCopies = hostCopies{d, &d.first, d.begin, d.Wait}
 	d.command.d, d.results.turn = d, make(chan struct{}, 1)
 	d.memory.live = map[*allocation]bool{}
 	defer func() {

@@ -116,79 +116,78 @@ func (d *Device) Release(t xpu.Tensor) {
 	d.unreserve(a.buffer)
 }
 
-// Write copies src to a tensor; see [mula/xpu.Memory].
-func (d *Device) Write(t xpu.Tensor, src []float32) { writeFloats(d, &d.first, d.begin, t, src) }
+// hostCopies copies numbers between tensors and the host in one of the device's queues.
+type hostCopies struct {
+	d       *Device
+	stage   *stage
+	command func() *command             // begins a command of the queue
+	ready   func(context.Context) error // makes the queue wait for preceding commands, or waits for them
+}
 
-// writeFloats copies src to a tensor, rounded if its type is bfloat16.
-func writeFloats(d *Device, s *stage, begin func() *command, t xpu.Tensor, src []float32) {
+// Write copies src to a tensor; see [mula/xpu.Memory].
+func (h hostCopies) Write(t xpu.Tensor, src []float32) {
 	if t.DType() == xpu.BFloat16 {
 		xpu.CheckCopy("Write", t, xpu.BFloat16, len(src))
 		halves := make([]uint16, len(src))
 		cpu.BF16(halves, src)
-		write(d, s, begin, t, halves)
+		write(h, t, halves)
 		return
 	}
 	xpu.CheckCopy("Write", t, xpu.Float32, len(src))
-	write(d, s, begin, t, src)
+	write(h, t, src)
 }
 
 // WriteInts does the same.
-func (d *Device) WriteInts(t xpu.Tensor, src []int32) {
+func (h hostCopies) WriteInts(t xpu.Tensor, src []int32) {
 	xpu.CheckCopy("WriteInts", t, xpu.Int32, len(src))
-	write(d, &d.first, d.begin, t, src)
+	write(h, t, src)
 }
 
 // WriteHalves does the same.
-func (d *Device) WriteHalves(t xpu.Tensor, src []uint16) {
+func (h hostCopies) WriteHalves(t xpu.Tensor, src []uint16) {
 	xpu.CheckCopy("WriteHalves", t, xpu.BFloat16, len(src))
-	write(d, &d.first, d.begin, t, src)
+	write(h, t, src)
 }
 
-// Read waits for all commands, and copies a tensor to the host.
-func (d *Device) Read(ctx context.Context, dst []float32, t xpu.Tensor) error {
-	return readFloats(ctx, d, &d.first, func() error { return d.Wait(ctx) }, dst, t)
-}
-
-// ReadInts does the same.
-func (d *Device) ReadInts(ctx context.Context, dst []int32, t xpu.Tensor) error {
-	xpu.CheckCopy("ReadInts", t, xpu.Int32, len(dst))
-	return readAfter(ctx, d, &d.first, func() error { return d.Wait(ctx) }, dst, t)
-}
-
-// ReadHalves does the same.
-func (d *Device) ReadHalves(ctx context.Context, dst []uint16, t xpu.Tensor) error {
-	xpu.CheckCopy("ReadHalves", t, xpu.BFloat16, len(dst))
-	return readAfter(ctx, d, &d.first, func() error { return d.Wait(ctx) }, dst, t)
-}
-
-// readFloats copies a tensor of numbers to dst, after a wait for preceding commands.
-func readFloats(ctx context.Context, d *Device, s *stage, wait func() error, dst []float32, t xpu.Tensor) error {
+// Read waits for all preceding commands, and copies a tensor to the host.
+func (h hostCopies) Read(ctx context.Context, dst []float32, t xpu.Tensor) error {
 	if t.DType() == xpu.BFloat16 {
 		xpu.CheckCopy("Read", t, xpu.BFloat16, len(dst))
 		halves := make([]uint16, len(dst))
-		if err := readAfter(ctx, d, s, wait, halves, t); err != nil {
+		if err := readAfter(ctx, h, halves, t); err != nil {
 			return err
 		}
 		cpu.Widen(dst, halves)
 		return nil
 	}
 	xpu.CheckCopy("Read", t, xpu.Float32, len(dst))
-	return readAfter(ctx, d, s, wait, dst, t)
+	return readAfter(ctx, h, dst, t)
+}
+
+// ReadInts does the same.
+func (h hostCopies) ReadInts(ctx context.Context, dst []int32, t xpu.Tensor) error {
+	xpu.CheckCopy("ReadInts", t, xpu.Int32, len(dst))
+	return readAfter(ctx, h, dst, t)
+}
+
+// ReadHalves does the same.
+func (h hostCopies) ReadHalves(ctx context.Context, dst []uint16, t xpu.Tensor) error {
+	xpu.CheckCopy("ReadHalves", t, xpu.BFloat16, len(dst))
+	return readAfter(ctx, h, dst, t)
 }
 
 // readAfter copies a tensor to dst, after a wait for preceding commands.
-func readAfter[E float32 | uint16 | int32](ctx context.Context, d *Device, s *stage, wait func() error, dst []E,
-	t xpu.Tensor) error {
+func readAfter[E float32 | uint16 | int32](ctx context.Context, h hostCopies, dst []E, t xpu.Tensor) error {
 	var a *allocation
 	var at int64
 	if len(dst) > 0 { // memory of another device panics before anything is written
-		a, at = d.memory.of(t)
+		a, at = h.d.memory.of(t)
 	}
-	if err := wait(); err != nil || len(dst) == 0 {
+	if err := h.ready(ctx); err != nil || len(dst) == 0 {
 		return err
 	}
-	if err := read(ctx, s, dst, a, at); err != nil {
-		return d.broken(ctx, err)
+	if err := read(ctx, h.stage, dst, a, at); err != nil {
+		return h.d.broken(ctx, err)
 	}
 	return nil
 }

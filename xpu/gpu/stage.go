@@ -95,9 +95,10 @@ func (s *stage) wait(ctx context.Context, number int) error {
 	return nil
 }
 
-// write copies src to a tensor. begin begins a command of the queue.
-func write[E float32 | uint16 | int32](d *Device, s *stage, begin func() *command, t xpu.Tensor, src []E) {
-	c := begin()
+// write copies src to a tensor.
+func write[E float32 | uint16 | int32](h hostCopies, t xpu.Tensor, src []E) {
+	d, s := h.d, h.stage
+	c := h.command()
 	if len(src) == 0 {
 		c.end()
 		return
@@ -116,7 +117,7 @@ func write[E float32 | uint16 | int32](d *Device, s *stage, begin func() *comman
 		if err == nil {
 			copy(s.memory.Bytes()[from:], data[:n])
 		}
-		c := begin()
+		c := h.command()
 		d.wrote(a)
 		if d.err == nil && err == nil {
 			var e *opencl.Event

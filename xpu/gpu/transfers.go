@@ -10,7 +10,7 @@ import (
 
 // transfers is a sequence of copies in the device's second queue.
 type transfers struct {
-	d     *Device
+	hostCopies
 	start *opencl.Event // of the commands before the copies; nil if the second queue waits for it
 }
 
@@ -20,7 +20,8 @@ var _ xpu.Transfers = (*transfers)(nil)
 func (d *Device) Transfers() xpu.Transfers {
 	c := d.begin()
 	defer c.end()
-	t := &transfers{d: d}
+	t := &transfers{}
+	t.hostCopies = hostCopies{d, &d.second, t.begin, t.failed}
 	if d.err != nil {
 		return t
 	}
@@ -54,39 +55,11 @@ func (t *transfers) begin() *command {
 	return c
 }
 
-// failed returns the first error of the device.
-func (t *transfers) failed() error {
+// failed returns the first error of the device. The queue waits for the commands before the copies.
+func (t *transfers) failed(context.Context) error {
 	c := t.begin()
 	defer c.end()
 	return t.d.err
-}
-
-func (t *transfers) Write(x xpu.Tensor, src []float32) {
-	writeFloats(t.d, &t.d.second, t.begin, x, src)
-}
-
-func (t *transfers) WriteInts(x xpu.Tensor, src []int32) {
-	xpu.CheckCopy("WriteInts", x, xpu.Int32, len(src))
-	write(t.d, &t.d.second, t.begin, x, src)
-}
-
-func (t *transfers) WriteHalves(x xpu.Tensor, src []uint16) {
-	xpu.CheckCopy("WriteHalves", x, xpu.BFloat16, len(src))
-	write(t.d, &t.d.second, t.begin, x, src)
-}
-
-func (t *transfers) Read(ctx context.Context, dst []float32, x xpu.Tensor) error {
-	return readFloats(ctx, t.d, &t.d.second, t.failed, dst, x)
-}
-
-func (t *transfers) ReadInts(ctx context.Context, dst []int32, x xpu.Tensor) error {
-	xpu.CheckCopy("ReadInts", x, xpu.Int32, len(dst))
-	return readAfter(ctx, t.d, &t.d.second, t.failed, dst, x)
-}
-
-func (t *transfers) ReadHalves(ctx context.Context, dst []uint16, x xpu.Tensor) error {
-	xpu.CheckCopy("ReadHalves", x, xpu.BFloat16, len(dst))
-	return readAfter(ctx, t.d, &t.d.second, t.failed, dst, x)
 }
 
 func (t *transfers) Copy(dst, x xpu.Tensor) {
@@ -97,7 +70,7 @@ func (t *transfers) Copy(dst, x xpu.Tensor) {
 }
 
 func (t *transfers) Wait(ctx context.Context) error {
-	err := t.failed()
+	err := t.failed(ctx)
 	if err == nil {
 		err = t.d.second.queue.Finish(ctx)
 	}
