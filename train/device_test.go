@@ -68,10 +68,11 @@ func TestRunOneDNN(t *testing.T) {
 	}
 }
 
-// useOpenCL prepares OpenCL for a test.
-func useOpenCL(t *testing.T) {
+// useOpenCL prepares OpenCL for a test, and returns its devices.
+func useOpenCL(t *testing.T) []*opencl.Device {
 	t.Helper()
-	if found, err := opencl.Devices(); len(found) == 0 {
+	found, err := opencl.Devices()
+	if len(found) == 0 {
 		t.Skip(err)
 	}
 	folder := t.TempDir() // what is compiled is the test's own, and compiled once
@@ -79,6 +80,7 @@ func useOpenCL(t *testing.T) {
 	t.Setenv("POCL_CACHE_DIR", folder)
 	// optimized, PoCL takes twenty seconds more; TestDevice of xpu/gpu has optimized kernels
 	t.Setenv("POCL_EXTRA_BUILD_FLAGS", "-cl-opt-disable")
+	return found
 }
 
 // With bfloat16 weights, a run on an OpenCL device follows the losses of the CPU. It resumes bit

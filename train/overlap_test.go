@@ -225,18 +225,14 @@ func TestOverlapOnProcessor(t *testing.T) {
 // to read gradients after it has enqueued all commands.
 func TestOverlapOnOpenCL(t *testing.T) {
 	longtest.SkipIfShort(t)
-	found, err := opencl.Devices()
-	if len(found) == 0 {
-		t.Skip(err)
-	}
-	best, err := opencl.Choose(found, opencl.Choice{})
+	best, err := opencl.Choose(useOpenCL(t), opencl.Choice{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	folder := t.TempDir()
-	t.Setenv("POCL_CACHE_DIR", folder)
-	t.Setenv("POCL_EXTRA_BUILD_FLAGS", "-cl-opt-disable") // compiles faster
-	cache := opencl.NewCache(filepath.Join(folder, "programs"))
+	cache, err := opencl.UserCache()
+	if err != nil {
+		t.Fatal(err)
+	}
 	device := func(threads int) (xpu.Device, error) {
 		return gpu.New(context.Background(), best, gpu.Options{Threads: threads, Cache: cache})
 	}
