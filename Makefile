@@ -44,7 +44,8 @@ check: ## the inner loop: build, vet, staticcheck, short tests
 
 test-long: export RAPID_CHECKS ?= 10000
 test-long: ## the random tests of `make test` with new cases and more rounds
-	MULA_TEST_LONG=1 $(GO) test -vet=off -count=1 -run 'Kill|EightProcesses' ./index/cache ./cli
+	MULA_TEST_LONG=1 $(GO) test -vet=off -count=1 -run 'Kill|EightProcesses|StoreJob' ./index/cache ./cli ./tokenize/job
+	MULA_TEST_LONG=1 $(GO) test -vet=off -count=1 -run '/faults' ./internal/objects
 	GO=$(GO) MULA_TEST_LONG=1 $(GO) run ./internal/gotest -vet=off -short -count=1 -timeout 30m $$($(PROPERTIES))
 
 race: ## run the tests under the race detector (needs a C compiler)
