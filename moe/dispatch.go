@@ -206,7 +206,7 @@ func (d *dispatch) forward(ctx context.Context, m *Model, l *layer, st *saved, n
 func (d *dispatch) address(ctx context.Context, m *Model, st *saved, way *ways) error {
 	r := &st.routing
 	c := choices{chosen: room(&d.host.ints, r.Chosen.Elements()), experts: r.Probs.Dim(1), perToken: r.Chosen.Dim(1),
-		renormalize: r.Renormalize}
+		kind: r.RouterKind}
 	err := d.dev.ReadInts(ctx, c.chosen, r.Chosen)
 	if err == nil {
 		c.probs, err = xpu.Numbers(ctx, d.dev, r.Probs, &d.host.probs)
@@ -418,12 +418,12 @@ func room[E any](memory *[]E, n int) []E {
 	return *memory
 }
 
-// choices are the router's distribution and choices, on the host.
+// choices are the router's scores and choices, on the host.
 type choices struct {
 	chosen            []int32   // [T, perToken]
 	probs             []float32 // [T, experts]
 	experts, perToken int
-	renormalize       bool
+	kind              xpu.RouterKind
 }
 
 func (c choices) tokens() int { return len(c.chosen) / c.perToken }
@@ -432,12 +432,10 @@ func (c choices) tokens() int { return len(c.chosen) / c.perToken }
 func (c choices) encode(dst []int32, t int) {
 	k := c.perToken
 	copy(dst[:k], c.chosen[t*k:])
-	probs, sum := c.probs[t*c.experts:][:c.experts], float32(1)
-	if c.renormalize {
-		sum = cpu.Selected(probs, dst[:k])
-	}
+	probs := c.probs[t*c.experts:][:c.experts]
+	sum, factor := cpu.RoutingDivisor(c.kind, probs, dst[:k]), c.kind.Factor()
 	for j, e := range dst[:k] {
-		dst[k+j] = int32(math.Float32bits(probs[e] / sum))
+		dst[k+j] = int32(math.Float32bits(probs[e] / sum * factor))
 	}
 }
 

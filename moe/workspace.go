@@ -223,7 +223,7 @@ func (f *flight) cut(c Config, p passShape, a *arena) {
 		if c.moe() {
 			st.routing = xpu.Routing{Probs: a.f32(t, c.Experts), LSE: a.f32(t), Weight: a.f32(r),
 				Chosen: a.i32(t, k), RowOf: a.i32(t, k), TokenOf: a.i32(r), Counts: a.i32(c.Experts),
-				Renormalize: c.NormTopK}
+				RouterKind: xpu.RouterKind{Renormalize: c.NormTopK}}
 		}
 	}
 	f.ids, f.row0 = a.i32(t), xpu.Tensor{}

@@ -232,7 +232,23 @@ func (r Routing) check(name string) (tokens, experts, perToken int) {
 	}
 	check(name, "Probs", r.Probs, Float32, tokens, experts)
 	check(name, "Chosen", r.Chosen, Int32, tokens, perToken)
+	r.RouterKind.check(name, experts, perToken)
 	return tokens, experts, perToken
+}
+
+func (k RouterKind) check(name string, experts, perToken int) {
+	if k.Bias.Present() {
+		check(name, "Bias", k.Bias, Float32, experts)
+	}
+	if k.Groups <= 1 {
+		return
+	}
+	size := experts / k.Groups
+	if experts%k.Groups != 0 || k.TopGroups < 1 || k.TopGroups > k.Groups || k.TopGroups*size < perToken ||
+		k.SumOfTwo && size < 2 {
+		panic(fmt.Sprintf("xpu: %s: %d of %d experts in %d of %d groups for each token", name, perToken, experts,
+			k.TopGroups, k.Groups))
+	}
 }
 
 // CheckRoute panics unless the arguments of [Layers.Route] are valid.
@@ -257,7 +273,7 @@ func CheckSortRows(r Routing) {
 }
 
 // CheckRouteGrad panics unless the arguments of [Layers.RouteGrad] are valid.
-func CheckRouteGrad(r Routing, dlogits, slope, dweight Tensor) {
+func CheckRouteGrad(r Routing, dlogits, slope, dweight Tensor, zFactor float64) {
 	const name = "RouteGrad"
 	tokens, experts, perToken := r.check(name)
 	check(name, "LSE", r.LSE, Float32, tokens)
@@ -272,6 +288,9 @@ func CheckRouteGrad(r Routing, dlogits, slope, dweight Tensor) {
 		check(name, "slope", slope, Float32, experts)
 	}
 	check(name, "dweight", dweight, Float32, tokens*perToken)
+	if r.Sigmoid && zFactor != 0 {
+		panic(fmt.Sprintf("xpu: RouteGrad: the factor of the z-loss is %v with a sigmoid", zFactor))
+	}
 }
 
 // CheckSumRows panics unless the arguments of [Layers.SumRows] are valid.

@@ -78,11 +78,12 @@ type Layers interface {
 	//	P = exp(S - lse), dV = Pᵀ·dO, dP = dO·Vᵀ, dS = P ∘ (dP - Σ dO·O), dQ = dS·K, dK = dSᵀ·Q
 	AttendGrad(a Attention, dcontext, dqkv, dk, dv Tensor)
 
-	// Route converts the router's logits [T, Experts] into its distribution, Probs and LSE, and
-	// chooses experts: Chosen and Counts. Of equal probabilities, the expert with the lower index
-	// is chosen first. With uniform, the j-th choice of token t is (t·PerToken + j) modulo Experts.
-	// stats are host results, set and not added to; they are required, with space for all experts.
-	// RowOf, TokenOf and Weight of r are not used.
+	// Route converts the router's logits [T, Experts] into its scores, Probs and LSE, and chooses
+	// the experts with the largest scores, plus Bias, in the token's groups: Chosen and Counts. Of
+	// equal experts, and of equal groups, the lower index is chosen first. With uniform, the j-th
+	// choice of token t is (t·PerToken + j) modulo Experts. stats are host results, set and not
+	// added to; they are required, with space for all experts. RowOf, TokenOf and Weight of r are
+	// not used.
 	Route(r Routing, logits Tensor, uniform bool, stats *RouterStats)
 
 	// SortRows orders the choices of all tokens by expert and, within an expert, by token: it sets
@@ -90,13 +91,15 @@ type Layers interface {
 	SortRows(r Routing)
 
 	// RouteGrad sets dlogits [T, Experts] to the gradient of the router's logits. slope is
-	// [Experts], or [S, Experts] for S ranges of T/S consecutive tokens. Let G_i be the slope of
-	// expert i, in the token's range, plus, if i was chosen, the gradient g of its probability.
-	// Without Renormalize, g is the gradient dweight [R] of that row's routing weight. With it, a
-	// routing weight is w = p/s, where s is a sum over the token's choices, and g is (dweight - Σ
-	// w·dweight) / s. Then dz_i = p_i·(G_i - Σ p_j·G_j) + zFactor·lse·p_i. Counts, TokenOf and
-	// Weight of r are not used, and RowOf may be any numbering of the choices that matches
-	// dweight.
+	// [Experts], or [S, Experts] for S ranges of T/S consecutive tokens. Let a_i be the slope of
+	// expert i, in the token's range, and g_i the gradient of the score of a chosen expert, 0 for
+	// other experts. Without Renormalize, g is Scale times the gradient dweight [R] of that row's
+	// routing weight. With it, a routing weight is w = Scale·p/s, where s is a sum over the token's
+	// choices, and g is (Scale·dweight - Σ w·dweight) / s. With a softmax and G = a + g, the result
+	// is dz_i = p_i·(G_i - Σ p_j·G_j) + zFactor·lse·p_i. With a sigmoid, the slopes are derivatives
+	// by p/Σp, and dz_i = p_i·(1 - p_i)·(g_i + (a_i - Σ a_j·p_j/Σp)/Σp); zFactor must be 0. Bias has
+	// no gradient. Counts, TokenOf and Weight of r are not used, and RowOf may be any numbering of
+	// the choices that matches dweight.
 	RouteGrad(r Routing, dlogits, slope, dweight Tensor, zFactor float64)
 
 	// GatherRows sets row r of dst [R, width] to row tokenOf[r] of x [·, width].
@@ -258,23 +261,50 @@ func (a Attention) Heads() Heads { return headsOf(a.Q, a.K) }
 
 // Routing is a router's choice of experts for tokens.
 type Routing struct {
-	Probs   Tensor // [T, Experts]
-	LSE     Tensor // [T] logsumexp of the logits
-	Chosen  Tensor // [T, PerToken] experts of a token, the largest probability first
+	Probs   Tensor // [T, Experts] scores: the softmax of a token's logits, or their sigmoids
+	LSE     Tensor // [T] logsumexp of the logits; with Sigmoid the sum of the scores
+	Chosen  Tensor // [T, PerToken] experts of a token, the largest score plus bias first
 	Counts  Tensor // [Experts] rows of each expert
 	RowOf   Tensor // [T, PerToken] rows of a token, in the order of its choices
 	TokenOf Tensor // [R] token of a row
-	Weight  Tensor // [R] routing weight of a row: the probability of its choice
+	Weight  Tensor // [R] routing weight of a row: the score of its choice, renormalised and scaled
 
-	// Renormalize divides routing weights by their sum over a token's choices.
-	Renormalize bool
+	RouterKind
 }
 
-// RouterStats are sums over the tokens of a pass.
+// A RouterKind is how a router scores and chooses experts, and weights its choices. The zero value
+// chooses the largest of all softmax probabilities, which are also the routing weights.
+type RouterKind struct {
+	Sigmoid bool   // scores are sigmoids of the logits instead of their softmax
+	Bias    Tensor // [Experts] added to the scores for the choice only; absent: zero
+
+	// With Groups above 1, the experts are that number of groups of consecutive experts of equal
+	// size. A token chooses its experts in the TopGroups best groups. The value of a group is the
+	// largest of its scores plus biases, or with SumOfTwo the sum of the two largest. TopGroups
+	// groups must have at least PerToken experts, and with SumOfTwo a group at least two.
+	Groups, TopGroups int
+	SumOfTwo          bool
+
+	// Renormalize divides routing weights by their sum over a token's choices. With Sigmoid, 1e-20
+	// is added to the sum, as in DeepSeek-V3.
+	Renormalize bool
+	Scale       float32 // factor of routing weights, after Renormalize; 0 means 1
+}
+
+// Factor returns the factor of routing weights.
+func (k RouterKind) Factor() float32 {
+	if k.Scale == 0 {
+		return 1
+	}
+	return k.Scale
+}
+
+// RouterStats are sums over the tokens of a pass. The distribution of a token is the softmax of its
+// logits; with Sigmoid it is the scores divided by their sum.
 type RouterStats struct {
-	Probs   []float64 // [Experts] sum of the router's probabilities
+	Probs   []float64 // [Experts] sum of the distributions
 	Counts  []int64   // [Experts] number of choices
-	LSE2    float64   // sum of the squared logsumexp
+	LSE2    float64   // sum of the squared logsumexp; with Sigmoid 0
 	Entropy float64   // sum of the distribution's entropy, in nats
 }
 

@@ -85,6 +85,8 @@ func TestLayersDoNotAllocate(t *testing.T) {
 	a := xpu.Attention{Q: p.Q, K: p.K, V: p.V, Context: f(tokens, width), LSE: f(rows, heads, length)}
 	r := xpu.Routing{Probs: f(tokens, experts), LSE: f(tokens), Chosen: ints(tokens, perToken), Counts: ints(experts),
 		RowOf: ints(tokens, perToken), TokenOf: ints(pairs), Weight: f(pairs)}
+	limited := r
+	limited.RouterKind = xpu.RouterKind{Sigmoid: true, Bias: f(experts), Groups: 2, TopGroups: 1, SumOfTwo: true}
 	stats := &xpu.RouterStats{Probs: make([]float64, experts), Counts: make([]int64, experts)}
 	c := xpu.CrossEntropy{Logits: f(tokens, vocabulary), Targets: ints(tokens), Loss: make([]float64, tokens), Scale: 1}
 	x, y, dqkv := f(tokens, width), f(tokens, width), f(tokens, projections)
@@ -107,6 +109,7 @@ func TestLayersDoNotAllocate(t *testing.T) {
 		"Attend":       func() { d.Attend(a) },
 		"AttendGrad":   func() { d.AttendGrad(a, x, dqkv, p.K, p.V) },
 		"Route":        func() { d.Route(r, logits, false, stats) },
+		"Groups":       func() { d.Route(limited, logits, false, stats); d.RouteGrad(limited, logits, slope, r.Weight, 0) },
 		"SortRows":     func() { d.Route(r, logits, true, stats); d.SortRows(r) },
 		"RouteGrad":    func() { d.RouteGrad(r, logits, slope, r.Weight, 1) },
 		"GatherRows":   func() { d.GatherRows(y, x, c.Targets) },

@@ -1,6 +1,7 @@
 package devicetest
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -19,11 +20,20 @@ type routingCase struct {
 	levels                    int     // number of different logits, so that some probabilities are equal; 0 for any
 	spread                    float32 // spread of the logits
 	renormalize               bool
+	sigmoid                   bool
+	bias                      float32 // spread of biases; 0 for none
+	groups, topGroups         int
+	sumOfTwo                  bool
+	scale                     float32
 }
 
 func (c routingCase) String() string {
-	return fmt.Sprintf("%d tokens, %d of %d experts, uniform %v, %d levels, spread %g, renormalize %v", c.tokens,
+	text := fmt.Sprintf("%d tokens, %d of %d experts, uniform %v, %d levels, spread %g, renormalize %v", c.tokens,
 		c.perToken, c.experts, c.uniform, c.levels, c.spread, c.renormalize)
+	if c.groups > 0 {
+		text += fmt.Sprintf(", %d of %d groups, sum of two %v", c.topGroups, c.groups, c.sumOfTwo)
+	}
+	return text + fmt.Sprintf(", sigmoid %v, bias %g, scale %g", c.sigmoid, c.bias, c.scale)
 }
 
 func (c routingCase) logits(source *rand.Rand) []float32 {
@@ -36,8 +46,16 @@ func (c routingCase) logits(source *rand.Rand) []float32 {
 	return z
 }
 
+// biases returns the biases of the experts; nil for none. With levels, some are equal.
+func (c routingCase) biases(source *rand.Rand) []float32 {
+	if c.bias == 0 {
+		return nil
+	}
+	return routingCase{tokens: 1, experts: c.experts, spread: c.bias, levels: c.levels}.logits(source)
+}
+
 // routing allocates device memory for the case, filled with wrong values.
-func (c routingCase) routing(t tester, d xpu.Device) xpu.Routing {
+func (c routingCase) routing(t tester, d xpu.Device, bias []float32) xpu.Routing {
 	floats := func(n int, shape ...int) xpu.Tensor {
 		return upload(t, d, slices.Repeat([]float32{-7}, n), shape...)
 	}
@@ -47,8 +65,17 @@ func (c routingCase) routing(t tester, d xpu.Device) xpu.Routing {
 		Probs: floats(c.tokens*c.experts, c.tokens, c.experts), LSE: floats(c.tokens),
 		Chosen: ints(rows, c.tokens, c.perToken), Counts: ints(c.experts),
 		RowOf: ints(rows, c.tokens, c.perToken), TokenOf: ints(rows), Weight: floats(rows),
-		Renormalize: c.renormalize,
+		RouterKind: c.kind(t, d, bias),
 	}
+}
+
+func (c routingCase) kind(t tester, d xpu.Device, bias []float32) xpu.RouterKind {
+	k := xpu.RouterKind{Sigmoid: c.sigmoid, Groups: c.groups, TopGroups: c.topGroups, SumOfTwo: c.sumOfTwo,
+		Renormalize: c.renormalize, Scale: c.scale}
+	if bias != nil {
+		k.Bias = upload(t, d, bias)
+	}
+	return k
 }
 
 func routerFamily(t *testing.T, d xpu.Device, tolerance float64) {
@@ -69,6 +96,15 @@ func routerFamily(t *testing.T, d xpu.Device, tolerance float64) {
 		{tokens: 40, experts: 64, perToken: 8, spread: 8, renormalize: true},
 		{tokens: 130, experts: 5, perToken: 5, spread: 3, renormalize: true},
 		{tokens: 9, experts: 7, perToken: 1, spread: 3, renormalize: true},
+		{tokens: 40, experts: 64, perToken: 8, spread: 8, sigmoid: true},
+		{tokens: 130, experts: 64, perToken: 8, spread: 4, sigmoid: true, bias: 0.5, groups: 8, topGroups: 4,
+			sumOfTwo: true, renormalize: true, scale: 2.5}, // as in DeepSeek-V3
+		{tokens: 70, experts: 160, perToken: 6, spread: 3, groups: 8, topGroups: 3, scale: 16}, // as in DeepSeek-V2
+		{tokens: 33, experts: 12, perToken: 3, spread: 3, levels: 3, sigmoid: true, bias: 1, groups: 4, topGroups: 2,
+			sumOfTwo: true},
+		{tokens: 33, experts: 12, perToken: 4, spread: 3, levels: 2, groups: 3, topGroups: 1},
+		{tokens: 20, experts: 9, perToken: 2, spread: 3, bias: 0.2, renormalize: true},
+		{tokens: 20, experts: 9, perToken: 2, spread: 60, sigmoid: true, uniform: true, scale: 3},
 	}
 	for i, c := range cases {
 		t.Run(c.String(), func(t *testing.T) { route(t, d, c, rand.New(rand.NewPCG(1, uint64(i))), tolerance) })
@@ -80,19 +116,33 @@ func routerFamily(t *testing.T, d xpu.Device, tolerance float64) {
 				tokens: rapid.IntRange(0, 300).Draw(t, "tokens"), experts: experts,
 				perToken: rapid.IntRange(1, experts).Draw(t, "perToken"), uniform: rapid.Bool().Draw(t, "uniform"),
 				levels: rapid.IntRange(0, 4).Draw(t, "levels"), spread: rapid.Float32Range(0, 30).Draw(t, "spread"),
-				renormalize: rapid.Bool().Draw(t, "renormalize"),
+				renormalize: rapid.Bool().Draw(t, "renormalize"), sigmoid: rapid.Bool().Draw(t, "sigmoid"),
+				bias:  rapid.SampledFrom([]float32{0, 0.5}).Draw(t, "bias"),
+				scale: rapid.SampledFrom([]float32{0, 2.5}).Draw(t, "scale"),
+			}
+			if rapid.Bool().Draw(t, "grouped") {
+				size := rapid.IntRange(2, 6).Draw(t, "size of a group")
+				c.groups = rapid.IntRange(2, 6).Draw(t, "groups")
+				c.experts, c.topGroups = size*c.groups, rapid.IntRange(1, c.groups).Draw(t, "chosen groups")
+				c.perToken = rapid.IntRange(1, size*c.topGroups).Draw(t, "perToken of groups")
+				c.sumOfTwo = rapid.Bool().Draw(t, "sum of two")
 			}
 			route(t, d, c, rand.New(rand.NewPCG(2, rapid.Uint64().Draw(t, "seed"))), tolerance)
 		})
 	})
-	t.Run("not a number", func(t *testing.T) { routeNaN(t, d) })
+	t.Run("not a number", func(t *testing.T) {
+		c := routingCase{tokens: 5, experts: 70, perToken: 6, spread: 3}
+		routeNaN(t, d, c)
+		c.sigmoid, c.groups, c.topGroups, c.sumOfTwo = true, 7, 2, true
+		routeNaN(t, d, c)
+	})
 }
 
 // route checks Route, SortRows and RouteGrad, each with the results of the preceding ones.
 func route(t tester, d xpu.Device, c routingCase, source *rand.Rand, tolerance float64) {
 	tokens, experts, k := c.tokens, c.experts, c.perToken
-	z := c.logits(source)
-	r := c.routing(t, d)
+	z, bias := c.logits(source), c.biases(source)
+	r := c.routing(t, d, bias)
 	stats := xpu.RouterStats{Probs: slices.Repeat([]float64{-7}, experts), Counts: slices.Repeat([]int64{-7}, experts),
 		LSE2: -7, Entropy: -7}
 	d.Route(r, upload(t, d, z, tokens, experts), c.uniform, &stats)
@@ -104,6 +154,20 @@ func route(t tester, d xpu.Device, c routingCase, source *rand.Rand, tolerance f
 	sums, lse2, entropy, entropySize := make([]float64, experts), 0.0, 0.0, 0.0
 	for i := range tokens {
 		row, p := z[i*experts:][:experts], probs[i*experts:][:experts]
+		if c.sigmoid {
+			for j, v := range row {
+				p[j] = 1 / (1 + math.Exp(-float64(v)))
+				size[i*experts+j] = p[j] * (1 + math.Abs(float64(v)))
+				lse[i] += p[j]
+			}
+			sumSize[i] = lse[i] * (1 + float64(c.spread))
+			for j, v := range p {
+				sums[j] += v / lse[i]
+				entropy -= v / lse[i] * math.Log(max(v/lse[i], math.SmallestNonzeroFloat64))
+				entropySize += (1 + v/lse[i]) * (1 + math.Abs(float64(row[j])))
+			}
+			continue
+		}
 		top, sum := float64(slices.Max(row)), 0.0
 		for j, v := range row {
 			p[j] = math.Exp(float64(v) - top)
@@ -132,6 +196,9 @@ func route(t tester, d xpu.Device, c routingCase, source *rand.Rand, tolerance f
 	}
 	lse2Size := 0.0
 	for i, v := range lse {
+		if c.sigmoid {
+			break
+		}
 		lse2Size += 2 * math.Abs(v) * sumSize[i]
 	}
 	if !(math.Abs(stats.LSE2-lse2) <= tolerance*lse2Size) {
@@ -141,7 +208,7 @@ func route(t tester, d xpu.Device, c routingCase, source *rand.Rand, tolerance f
 		t.Fatalf("entropy: %v, want %v", stats.Entropy, entropy)
 	}
 
-	// the choice, by the device's probabilities: probabilities of equal logits are equal
+	// the choice, by the device's scores: scores of equal logits are equal
 	counts := make([]int32, experts)
 	for i := range tokens {
 		row, p, chosen := z[i*experts:][:experts], gotProbs[i*experts:][:experts], allChosen[i*k:][:k]
@@ -154,15 +221,7 @@ func route(t tester, d xpu.Device, c routingCase, source *rand.Rand, tolerance f
 				want[j] = int32((i*k + j) % experts)
 			}
 		} else {
-			slices.SortStableFunc(want, func(a, b int32) int {
-				switch {
-				case p[a] > p[b]:
-					return -1
-				case p[a] < p[b]:
-					return 1
-				}
-				return 0
-			})
+			want = c.best(p, bias)
 		}
 		if !slices.Equal(chosen, want[:k]) {
 			t.Fatalf("token %d chose %v of %v, want %v", i, chosen, p, want[:k])
@@ -200,9 +259,13 @@ func route(t tester, d xpu.Device, c routingCase, source *rand.Rand, tolerance f
 				for _, other := range allChosen[token*k:][:k] {
 					sum += gotProbs[token*experts+int(other)]
 				}
-				if want /= sum; math.Abs(float64(weight[row]-want)) < 1e-6*float64(want) {
-					want = weight[row] // devices may divide with another last bit
-				}
+				want /= sum
+			}
+			if c.scale != 0 {
+				want *= c.scale
+			}
+			if c.renormalize && math.Abs(float64(weight[row]-want)) < 1e-6*float64(want) {
+				want = weight[row] // devices may divide with another last bit
 			}
 			if rowOf[pair] != row || tokenOf[row] != int32(token) || weight[row] != want {
 				t.Fatalf("choice %d of token %d, expert %d: row %d, of token %d with weight %v; want row %d and "+
@@ -213,6 +276,33 @@ func route(t tester, d xpu.Device, c routingCase, source *rand.Rand, tolerance f
 		}
 	}
 	routeGrad(t, d, c, r, source, tolerance)
+}
+
+// best returns the experts that a token may choose, the largest score plus bias first.
+func (c routingCase) best(p, bias []float32) []int32 {
+	keys := slices.Clone(p)
+	for j, b := range bias {
+		keys[j] += b
+	}
+	first, last := make([]int32, c.experts), max(1, c.groups)
+	for j := range first {
+		first[j] = int32(j)
+	}
+	slices.SortStableFunc(first, func(a, b int32) int { return cmp.Compare(keys[b], keys[a]) })
+	if last == 1 {
+		return first
+	}
+	size, groups := c.experts/c.groups, make([]int, c.groups)
+	value := make([]float32, c.groups)
+	for g := range groups {
+		groups[g] = g
+		own := slices.Sorted(slices.Values(keys[g*size:][:size]))
+		if value[g] = own[size-1]; c.sumOfTwo {
+			value[g] += own[size-2]
+		}
+	}
+	slices.SortStableFunc(groups, func(a, b int) int { return cmp.Compare(value[b], value[a]) })
+	return slices.DeleteFunc(first, func(e int32) bool { return !slices.Contains(groups[:c.topGroups], int(e)/size) })
 }
 
 // slopeShape returns the shape of the slopes of ranges of tokens.
@@ -233,8 +323,10 @@ func routeGrad(t tester, d xpu.Device, c routingCase, r xpu.Routing, source *ran
 			ranges = n
 		}
 	}
-	slope, dweight := random(source, ranges*experts), random(source, tokens*k)
-	const zFactor = 0.3
+	slope, dweight, zFactor := random(source, ranges*experts), random(source, tokens*k), 0.3
+	if c.sigmoid {
+		zFactor = 0
+	}
 	if c.uniform {
 		r.TokenOf, r.Weight, r.Counts = xpu.Tensor{}, xpu.Tensor{}, xpu.Tensor{}
 		inOrder := make([]int32, tokens*k)
@@ -247,13 +339,28 @@ func routeGrad(t tester, d xpu.Device, c routingCase, r xpu.Routing, source *ran
 	d.RouteGrad(r, got, upload(t, d, slope, slopeShape(ranges, experts)...), upload(t, d, dweight), zFactor)
 	probs, lse, allChosen, rowOf := read(t, d, r.Probs), read(t, d, r.LSE), readInts(t, d, r.Chosen),
 		readInts(t, d, r.RowOf)
-	want, size := make([]float64, tokens*experts), make([]float64, tokens*experts)
+	want, size, scale := make([]float64, tokens*experts), make([]float64, tokens*experts), 1.0
+	if c.scale != 0 {
+		scale = float64(c.scale)
+	}
 	for i := range tokens {
 		p, g := probs[i*experts:][:experts], make([]float64, experts)
 		for e, s := range slope[i*ranges/tokens*experts:][:experts] {
 			g[e] = float64(s)
 		}
-		sum, along := 1.0, 0.0 // of the choices: probabilities, and weights times gradients
+		share := 1.0 // of the slopes: with a sigmoid they are derivatives by scores over their sum
+		if c.sigmoid {
+			total, mean := 0.0, 0.0
+			for e, v := range p {
+				total += float64(v)
+				mean += float64(v) * g[e]
+			}
+			share = 1 / total
+			for e := range g {
+				g[e] = (g[e] - mean*share) * share
+			}
+		}
+		sum, along := 1.0, 0.0 // of the choices: scores, and weights times gradients
 		if c.renormalize {
 			sum = 0
 			for j, e := range allChosen[i*k:][:k] {
@@ -263,7 +370,7 @@ func routeGrad(t tester, d xpu.Device, c routingCase, r xpu.Routing, source *ran
 			along /= sum
 		}
 		for j, e := range allChosen[i*k:][:k] {
-			g[e] += (float64(dweight[rowOf[i*k+j]]) - along) / sum
+			g[e] += (float64(dweight[rowOf[i*k+j]]) - along) / sum * scale
 		}
 		mean, magnitude := 0.0, 0.0
 		for e, v := range p {
@@ -271,8 +378,12 @@ func routeGrad(t tester, d xpu.Device, c routingCase, r xpu.Routing, source *ran
 			magnitude += float64(v) * math.Abs(g[e])
 		}
 		for e, v := range p {
-			want[i*experts+e] = float64(v) * (g[e] - mean + zFactor*float64(lse[i]))
-			size[i*experts+e] = float64(v) * (2 + 2/sum + magnitude + math.Abs(zFactor*float64(lse[i])))
+			i := i*experts + e
+			want[i] = float64(v) * (g[e] - mean + zFactor*float64(lse[i/experts]))
+			size[i] = float64(v) * (2 + 2*scale/sum + magnitude + math.Abs(zFactor*float64(lse[i/experts])))
+			if c.sigmoid {
+				want[i], size[i] = float64(v)*(1-float64(v))*g[e], float64(v)*(2*scale/sum+4*share+math.Abs(g[e]))
+			}
 		}
 	}
 	compare(t, "the logits' gradient", read(t, d, got), want, size, tolerance)
@@ -280,10 +391,9 @@ func routeGrad(t tester, d xpu.Device, c routingCase, r xpu.Routing, source *ran
 
 // routeNaN checks that a token with NaN logits chooses different, existing experts, and that no
 // other token is affected.
-func routeNaN(t tester, d xpu.Device) {
-	c := routingCase{tokens: 5, experts: 70, perToken: 6, spread: 3}
+func routeNaN(t tester, d xpu.Device, c routingCase) {
 	z := c.logits(rand.New(rand.NewPCG(3, 0)))
-	alone := c.routing(t, d)
+	alone := c.routing(t, d, nil)
 	var stats, ignored xpu.RouterStats
 	for _, s := range []*xpu.RouterStats{&stats, &ignored} {
 		s.Probs, s.Counts = make([]float64, c.experts), make([]int64, c.experts)
@@ -291,7 +401,7 @@ func routeNaN(t tester, d xpu.Device) {
 	d.Route(alone, upload(t, d, z, c.tokens, c.experts), false, &stats)
 	z[1*c.experts+3], z[3*c.experts+69], z[3*c.experts] = float32(math.NaN()), float32(math.Inf(1)),
 		float32(math.Inf(1))
-	r := c.routing(t, d)
+	r := c.routing(t, d, nil)
 	d.Route(r, upload(t, d, z, c.tokens, c.experts), false, &ignored)
 	d.SortRows(r)
 	aloneProbs, probs := read(t, d, alone.Probs), read(t, d, r.Probs)

@@ -109,7 +109,7 @@ func (d *Device) AttendGrad(a xpu.Attention, dcontext, dqkv, dk, dv xpu.Tensor) 
 }
 
 func routing(r xpu.Routing) []xpu.Tensor {
-	return []xpu.Tensor{r.Probs, r.LSE, r.Weight, r.Chosen, r.Counts, r.RowOf, r.TokenOf}
+	return []xpu.Tensor{r.Probs, r.LSE, r.Weight, r.Chosen, r.Counts, r.RowOf, r.TokenOf, r.Bias}
 }
 
 // Route computes a router's distribution and choices; see [xpu.Layers].
