@@ -217,9 +217,52 @@ func CheckAttendGrad(a Attention, dcontext, dqkv, dk, dv Tensor) {
 	h := a.Heads()
 	h.checkComplete(name, a.First)
 	check(name, "dcontext", dcontext, Float32, h.Tokens(), h.Heads*h.Size)
-	check(name, "dqkv", dqkv, Float32, h.Tokens(), h.Width())
+	if width := h.Heads * h.Size; dqkv.Rank() == 2 && dqkv.shape[1] == width {
+		check(name, "dqkv", dqkv, Float32, h.Tokens(), width)
+	} else {
+		check(name, "dqkv", dqkv, Float32, h.Tokens(), h.Width())
+	}
 	check(name, "dk", dk, Float32, h.Rows, h.KVHeads, h.Length, h.Size)
 	check(name, "dv", dv, Float32, h.Rows, h.KVHeads, h.Length, h.Size)
+}
+
+// CheckSplitLatent panics unless the arguments of [Layers.SplitLatent] are valid.
+func CheckSplitLatent(l LatentHeads) { l.check("SplitLatent") }
+
+func (l LatentHeads) check(name string) {
+	s := l.Sizes()
+	s.check(name, l.Q, l.K, l.V, l.First)
+	if s.KVHeads != s.Heads.Heads || s.Plain < 0 || s.Values < 1 || s.Turned < 2 ||
+		s.Size < max(s.Plain+s.Turned, s.Values) {
+		panic(fmt.Sprintf("xpu: %s: %d and %d heads of %d with %d plain and %d rotated elements, values of %d", name,
+			s.Heads.Heads, s.KVHeads, s.Size, s.Plain, s.Turned, s.Values))
+	}
+	check(name, "Queries", l.Queries, Float32, s.Tokens(), s.Heads.Heads*(s.Plain+s.Turned))
+	check(name, "KeysValues", l.KeysValues, Float32, s.Tokens(), s.Heads.Heads*(s.Plain+s.Values))
+	check(name, "Rotated", l.Rotated, Float32, s.Tokens(), s.Turned)
+	positions := max(l.First+s.Length, l.Cos.shape[0])
+	check(name, "Cos", l.Cos, Float32, positions, s.Turned/2)
+	check(name, "Sin", l.Sin, Float32, positions, s.Turned/2)
+}
+
+// CheckJoinLatent panics unless the arguments of [Layers.JoinLatent] are valid.
+func CheckJoinLatent(l LatentHeads, dq, dk, dv Tensor) {
+	const name = "JoinLatent"
+	l.check(name)
+	h := l.Sizes().Heads
+	h.checkComplete(name, l.First)
+	check(name, "dq", dq, Float32, h.Tokens(), h.Heads*h.Size)
+	check(name, "dk", dk, Float32, h.Rows, h.KVHeads, h.Length, h.Size)
+	check(name, "dv", dv, Float32, h.Rows, h.KVHeads, h.Length, h.Size)
+}
+
+// CheckCopyColumns panics unless the arguments of [Layers.CopyColumns] are valid.
+func CheckCopyColumns(dst, x Tensor) {
+	const name = "CopyColumns"
+	checkRank(name, "dst", dst, Float32, 2)
+	checkRank(name, "x", x, Float32, 2)
+	check(name, "dst", dst, Float32, dst.shape[0], max(1, dst.shape[1]))
+	check(name, "x", x, Float32, dst.shape[0], max(1, x.shape[1]))
 }
 
 // check panics unless r has the distribution and the choices of tokens, and returns their numbers.

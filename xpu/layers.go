@@ -65,15 +65,29 @@ type Layers interface {
 	// the values that SplitHeads set.
 	JoinHeads(p Projections, dqkv, dk, dv, dqWeight, dkWeight Tensor)
 
+	// SplitLatent splits the projections of a latent attention into heads: rotation, and zeros
+	// where a head is larger. Queries are multiplied by Scale.
+	SplitLatent(l LatentHeads)
+
+	// JoinLatent is the way back: it sets Queries, KeysValues and Rotated of l to the gradients of
+	// those projections, given the gradients of the heads: dq [T, Heads·Size], and dk and dv [Rows,
+	// Heads, Length, Size]. Of Rotated it is the sum over heads in their order. l has First = 0 and
+	// a capacity of Length. Its Q, K and V are not read.
+	JoinLatent(l LatentHeads, dq, dk, dv Tensor)
+
+	// CopyColumns sets each row of dst [N, ·] to the first columns of the row of x [N, ·], and to
+	// zero in the columns that x does not have.
+	CopyColumns(dst, x Tensor)
+
 	// Attend sets Context and LSE: causal attention of each query over the keys from Begin to its
 	// own position, with the scores q·k unscaled.
 	Attend(a Attention)
 
 	// AttendGrad computes the gradients of an attention with First = 0 and a capacity of Length
-	// from dcontext, the gradient of Context. The gradients of the queries are written to the
-	// columns of the queries in dqkv [T, Width], the gradients of keys and values to dk and dv,
-	// with the layout of K and V. They are set, not added to. Context and LSE are the values that
-	// Attend set.
+	// from dcontext, the gradient of Context. The gradients of the queries are written to the first
+	// Heads·Size columns of dqkv [T, Width] or [T, Heads·Size], the gradients of keys and values to
+	// dk and dv, with the layout of K and V. They are set, not added to. Context and LSE are the
+	// values that Attend set.
 	//
 	//	P = exp(S - lse), dV = Pᵀ·dO, dP = dO·Vᵀ, dS = P ∘ (dP - Σ dO·O), dQ = dS·K, dK = dSᵀ·Q
 	AttendGrad(a Attention, dcontext, dqkv, dk, dv Tensor)
@@ -97,9 +111,9 @@ type Layers interface {
 	// routing weight. With it, a routing weight is w = Scale·p/s, where s is a sum over the token's
 	// choices, and g is (Scale·dweight - Σ w·dweight) / s. With a softmax and G = a + g, the result
 	// is dz_i = p_i·(G_i - Σ p_j·G_j) + zFactor·lse·p_i. With a sigmoid, the slopes are derivatives
-	// by p/Σp, and dz_i = p_i·(1 - p_i)·(g_i + (a_i - Σ a_j·p_j/Σp)/Σp); zFactor must be 0. Bias has
-	// no gradient. Counts, TokenOf and Weight of r are not used, and RowOf may be any numbering of
-	// the choices that matches dweight.
+	// by p/Σp, and dz_i = p_i·(1 - p_i)·(g_i + (a_i - Σ a_j·p_j/Σp)/Σp); zFactor must be 0. Bias
+	// has no gradient. Counts, TokenOf and Weight of r are not used, and RowOf may be any numbering
+	// of the choices that matches dweight.
 	RouteGrad(r Routing, dlogits, slope, dweight Tensor, zFactor float64)
 
 	// GatherRows sets row r of dst [R, width] to row tokenOf[r] of x [·, width].
@@ -242,6 +256,40 @@ func (p Projections) Norms() (q, k int) {
 		return 1
 	}
 	return norms(p.QWeight, h.Heads), norms(p.KWeight, h.KVHeads)
+}
+
+// LatentHeads are the projections of multi-head latent attention
+// (https://arxiv.org/abs/2405.04434, section 2.1) and the heads computed from them. A head of
+// queries and keys has p elements without rotation, then r rotated elements, which all heads of
+// keys share. A value has v elements. Elements j and j+r/2 of the rotated elements of a head are
+// rotated together, as in [Projections].
+type LatentHeads struct {
+	Queries    Tensor // [T, Heads·(p+r)]
+	KeysValues Tensor // [T, Heads·(p+v)] of each head p elements of its key, then its value
+	Rotated    Tensor // [T, r] of the keys
+	// Elements j and j+r/2 are elements 2j and 2j+1 of the r elements in Queries and in Rotated.
+	Interleaved bool
+	Cos, Sin    Tensor  // [positions, r/2] rotation of a position
+	Scale       float32 // factor of queries
+	First       int     // position of the first token of each row
+	// The heads, of a size of at least p+r and v; other elements are zero. Q is [Rows, Heads,
+	// Length, Size]. K and V are [Rows, Heads, Capacity, Size]; positions from First on are
+	// written.
+	Q, K, V Tensor
+}
+
+// LatentSizes is the shape of a latent attention.
+type LatentSizes struct {
+	Heads
+	Plain, Turned, Values int // p, r and v of [LatentHeads]
+}
+
+// Sizes returns the shape.
+func (l LatentHeads) Sizes() LatentSizes {
+	s := LatentSizes{Heads: headsOf(l.Q, l.K), Turned: 2 * l.Cos.shape[1]}
+	s.Plain = l.Queries.shape[1]/s.Heads.Heads - s.Turned
+	s.Values = l.KeysValues.shape[1]/s.Heads.Heads - s.Plain
+	return s
 }
 
 // An Attention is an attention over heads.

@@ -100,7 +100,8 @@ func (h *Host) Attend(x xpu.Attention) {
 func (h *Host) AttendGrad(x xpu.Attention, dcontext, dqkv, dk, dv xpu.Tensor) {
 	xpu.CheckAttendGrad(x, dcontext, dqkv, dk, dv)
 	a := attentionOf(x)
-	t := h.begin(operands{attention: a, x: dcontext.Floats(), dst: dqkv.Floats(), y: dk.Floats(), z: dv.Floats()})
+	t := h.begin(operands{attention: a, x: dcontext.Floats(), dst: dqkv.Floats(), y: dk.Floats(), z: dv.Floats(),
+		width: dqkv.Dim(1)})
 	defer t.end()
 	t.scores.reset(h.Threads(), 2*min(queryBlock, a.Length)*a.Length+a.rounding(1))
 	t.split(a.Rows*a.KVHeads, func(t *task, _, lo, hi int) {
@@ -203,7 +204,7 @@ func (t *task) attendGroup(group int, scores []float32) {
 // dK and dV start the sums; if queries do not see all keys before them, the sums start from zero.
 func (t *task) attendGroupGrad(group int, scores, dscores, wide []float32) {
 	a, m := &t.attention, t.host.multiplier
-	d, s, heads, width := a.Size, a.Length, a.Heads.Heads, a.Width()
+	d, s, heads, width := a.Size, a.Length, a.Heads.Heads, t.width
 	contextWidth := heads * d
 	dk, dv := t.y[group*s*d:][:s*d], t.z[group*s*d:][:s*d]
 	more := len(a.Begin) > 0

@@ -87,6 +87,10 @@ func TestLayersDoNotAllocate(t *testing.T) {
 		RowOf: ints(tokens, perToken), TokenOf: ints(pairs), Weight: f(pairs)}
 	limited := r
 	limited.RouterKind = xpu.RouterKind{Sigmoid: true, Bias: f(experts), Groups: 2, TopGroups: 1, SumOfTwo: true}
+	rotated := f(tokens, 4)
+	latent := xpu.LatentHeads{Queries: f(tokens, heads*8), KeysValues: f(tokens, heads*(4+size)), Rotated: rotated,
+		Interleaved: true, Cos: f(length, 2), Sin: f(length, 2), Scale: 1, Q: p.Q, K: f(rows, heads, length, size),
+		V: f(rows, heads, length, size)}
 	stats := &xpu.RouterStats{Probs: make([]float64, experts), Counts: make([]int64, experts)}
 	c := xpu.CrossEntropy{Logits: f(tokens, vocabulary), Targets: ints(tokens), Loss: make([]float64, tokens), Scale: 1}
 	x, y, dqkv := f(tokens, width), f(tokens, width), f(tokens, projections)
@@ -106,6 +110,9 @@ func TestLayersDoNotAllocate(t *testing.T) {
 		"LayerNorm":    func() { d.Normalize(y, x, plain, true) },
 		"SplitHeads":   func() { d.SplitHeads(p) },
 		"JoinHeads":    func() { d.JoinHeads(p, dqkv, p.K, p.V, p.QWeight, p.KWeight) },
+		"SplitLatent":  func() { d.SplitLatent(latent) },
+		"JoinLatent":   func() { d.JoinLatent(latent, x, p.Q, p.Q) },
+		"CopyColumns":  func() { d.CopyColumns(rotated, x) },
 		"Attend":       func() { d.Attend(a) },
 		"AttendGrad":   func() { d.AttendGrad(a, x, dqkv, p.K, p.V) },
 		"Route":        func() { d.Route(r, logits, false, stats) },

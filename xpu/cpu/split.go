@@ -43,6 +43,7 @@ type operands struct {
 	change          []float64
 	norm            norm
 	projections     projections
+	latent          latent
 	attention       attention
 	routing         routing
 	crossEntropy    crossEntropy

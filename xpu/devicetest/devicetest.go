@@ -39,6 +39,7 @@ var families = []struct {
 	{"products", productsFamily, Rounding},
 	{"attention", attentionFamily, Rounding},
 	{"heads", headsFamily, Exact},
+	{"latent", latentFamily, Exact},
 	{"norm", normFamily, Exact},
 	{"embed", embedFamily, Exact},
 	{"router", routerFamily, Exact},

@@ -29,6 +29,10 @@ func mistakesFamily(t *testing.T, d xpu.Device, _ float64) {
 			Q: x[7],
 			K: x[8], V: x[9], First: first}
 	}
+	latent := func(x []xpu.Tensor, first int) xpu.LatentHeads {
+		return xpu.LatentHeads{Queries: x[0], KeysValues: x[1], Rotated: x[2], Cos: x[3], Sin: x[4], Q: x[5], K: x[6],
+			V: x[7], Scale: 1, First: first}
+	}
 	attention := func(x []xpu.Tensor, first int) xpu.Attention {
 		return xpu.Attention{Q: x[0], K: x[1], V: x[2], Context: x[3], LSE: x[4], Begin: x[5], First: first}
 	}
@@ -84,6 +88,17 @@ func mistakesFamily(t *testing.T, d xpu.Device, _ float64) {
 			d.JoinHeads(split(p.x, 0), p.x[10], p.x[11], p.x[12], p.x[13], p.x[14])
 		}, floats: [][]int{{tokens, projections}, {width}, {kv * size}, {tokens}, {tokens}, {length, size / 2},
 			{length, size / 2}, q, keys, keys, {tokens, projections}, own, own, {width}, {kv * size}}, wrong: true},
+		{name: "SplitLatent", floats: [][]int{{tokens, heads * 3}, {tokens, heads * 4}, {tokens, 2},
+			{first + length, 1}, {first + length, 1}, q, {rows, heads, capacity, size}, {rows, heads, capacity, size}},
+			run: func(p operands) { d.SplitLatent(latent(p.x, first)) }},
+		{name: "JoinLatent", floats: [][]int{{tokens, heads * 3}, {tokens, heads * 4}, {tokens, 2}, {length, 1},
+			{length, 1}, q, q, q, {tokens, width}, q, q},
+			run: func(p operands) { d.JoinLatent(latent(p.x, 0), p.x[8], p.x[9], p.x[10]) }},
+		{name: "JoinLatent", floats: [][]int{{tokens, heads * 4}, {tokens, heads * 4}, {tokens, 4}, {length, 2},
+			{length, 2}, q, q, {rows, heads, length, size - 2}, {tokens, width}, q, q}, wrong: true,
+			run: func(p operands) { d.JoinLatent(latent(p.x, 0), p.x[8], p.x[9], p.x[10]) }},
+		{name: "CopyColumns", floats: [][]int{{tokens, -width}, {tokens, -size}},
+			run: func(p operands) { d.CopyColumns(p.x[0], p.x[1]) }},
 		{name: "Attend", run: func(p operands) { d.Attend(attention(p.x, first)) }, ints: [][]int{begin},
 			floats: [][]int{q, {rows, kv, capacity, size}, {rows, kv, capacity, size}, {tokens, width}, lse}},
 		{name: "AttendGrad", ints: [][]int{begin}, run: func(p operands) {

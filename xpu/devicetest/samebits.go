@@ -137,6 +137,7 @@ func (s step) run(t *testing.T, d xpu.Device) []bits {
 	s.elements(r)
 	s.norms(r)
 	s.attention(r)
+	s.latent(r)
 	s.routing(r)
 	s.loss(r)
 	s.update(r)
@@ -174,6 +175,26 @@ func (s step) norms(r *recorder) {
 	r.d.Normalize(again, x, n, true)
 	r.d.NormGrad(dx, dy, x, n, dweight)
 	r.keep("Normalize, NormGrad", y, again, n.RStd, dx, dweight)
+}
+
+// latent runs the projections and heads of latent attention.
+func (s step) latent(r *recorder) {
+	t, capacity, plain := s.tokens(), s.first+s.length, s.size/2
+	turned := s.size - plain + (s.size-plain)%2
+	size := plain + turned + (plain+turned)%2
+	l := xpu.LatentHeads{Queries: r.floats(t, s.heads*(plain+turned)), KeysValues: r.floats(t, s.heads*(plain+plain+1)),
+		Rotated: r.floats(t, turned), Interleaved: true, Cos: r.floats(capacity, turned/2),
+		Sin: r.floats(capacity, turned/2), Scale: 0.3, First: s.first, Q: r.zeros(s.rows, s.heads, s.length, size),
+		K: r.zeros(s.rows, s.heads, capacity, size), V: r.zeros(s.rows, s.heads, capacity, size)}
+	r.d.SplitLatent(l)
+	narrow := r.zeros(s.rows*s.heads*s.length, plain)
+	r.d.CopyColumns(narrow, l.Q.Reshape(s.rows*s.heads*s.length, size))
+	r.keep("SplitLatent, CopyColumns", l.Q, l.K, l.V, narrow)
+	if s.first > 0 {
+		return
+	}
+	r.d.JoinLatent(l, r.floats(t, s.heads*size), r.floats(l.K.Shape()...), r.floats(l.K.Shape()...))
+	r.keep("JoinLatent", l.Queries, l.KeysValues, l.Rotated)
 }
 
 func (s step) attention(r *recorder) {

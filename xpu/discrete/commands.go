@@ -94,6 +94,31 @@ func (d *Device) JoinHeads(p xpu.Projections, dqkv, dk, dv, dqWeight, dkWeight x
 	}
 }
 
+func latentHeads(l xpu.LatentHeads) []xpu.Tensor {
+	return []xpu.Tensor{l.Queries, l.KeysValues, l.Rotated, l.Cos, l.Sin, l.Q, l.K, l.V}
+}
+
+// SplitLatent splits projections of latent attention into heads; see [xpu.Layers].
+func (d *Device) SplitLatent(l xpu.LatentHeads) {
+	if d.works(latentHeads(l)...) {
+		d.inner.SplitLatent(l)
+	}
+}
+
+// JoinLatent computes the gradients of projections of latent attention; see [xpu.Layers].
+func (d *Device) JoinLatent(l xpu.LatentHeads, dq, dk, dv xpu.Tensor) {
+	if d.works(append(latentHeads(l), dq, dk, dv)...) {
+		d.inner.JoinLatent(l, dq, dk, dv)
+	}
+}
+
+// CopyColumns copies columns; see [xpu.Layers].
+func (d *Device) CopyColumns(dst, x xpu.Tensor) {
+	if d.works(dst, x) {
+		d.inner.CopyColumns(dst, x)
+	}
+}
+
 // Attend computes causal attention; see [xpu.Layers].
 func (d *Device) Attend(a xpu.Attention) {
 	if d.works(a.Q, a.K, a.V, a.Context, a.LSE, a.Begin) {

@@ -88,7 +88,7 @@ func (d *Device) AttendGrad(a xpu.Attention, dcontext, dqkv, dk, dv xpu.Tensor) 
 	c.attend("attend_grad_queries", h, h.Heads, 7, 2, c.writes(dqkv), delta, c.reads(dcontext),
 		c.reads(a.Context), c.reads(a.LSE),
 		c.reads(a.Q), c.reads(a.K), c.reads(a.V), c.reads(a.Begin), integer(h.Length), share, size,
-		integer(h.Width()))
+		integer(dqkv.Dim(1)))
 	c.attend("attend_grad_keys", h, h.KVHeads, 8, 2, c.writes(dk), c.writes(dv), delta, c.reads(dcontext),
 		c.reads(a.LSE),
 		c.reads(a.Q), c.reads(a.K), c.reads(a.V), c.reads(a.Begin), integer(h.Length), share, size)

@@ -76,7 +76,7 @@ func (c *command) attendTensorsGrad(a xpu.Attention, dcontext, dqkv, dk, dv xpu.
 	down := c.packHeads(dcontext, h.Size, pieces)
 	length, share, size := integer(h.Length), integer(h.Heads/h.KVHeads), integer(h.Size)
 	c.launchTensors("nvidia_grad_queries", h, h.Heads, pieces, c.writes(dqkv), delta, c.reads(dcontext),
-		c.reads(a.Context), lse, q, k, v, down, begin, length, share, size, integer(h.Width()))
+		c.reads(a.Context), lse, q, k, v, down, begin, length, share, size, integer(dqkv.Dim(1)))
 	c.launchTensors("nvidia_grad_keys", h, h.KVHeads, pieces, c.writes(dk), c.writes(dv), delta, lse, q, k, v, down,
 		begin, length, share, size)
 }

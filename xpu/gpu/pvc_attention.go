@@ -133,7 +133,7 @@ func (c *command) attendMatrixGrad(a xpu.Attention, dcontext, dqkv, dk, dv xpu.T
 	length, share, size, steps := integer(h.Length), integer(h.Heads/h.KVHeads), integer(h.Size), integer(p.steps())
 	p.attend("pvc_grad_queries", matrixOwn*matrixOwnGroups, h.Heads, c.writes(dqkv), delta, c.reads(dcontext),
 		c.reads(a.Context), lse, p.own(a.Q, queries), p.own(dcontext, context), p.rows(a.K, keys), p.turned(a.K, keys),
-		p.rows(a.V, keys), begin, length, share, size, integer(h.Width()), steps)
+		p.rows(a.V, keys), begin, length, share, size, integer(dqkv.Dim(1)), steps)
 	p.attend("pvc_grad_keys", matrixOwn*matrixOwnGroups/2, h.KVHeads, c.writes(dk), c.writes(dv), delta, lse,
 		p.rows(a.Q, queries), p.turned(a.Q, queries), p.rows(dcontext, context), p.turned(dcontext, context),
 		p.own(a.K, keys), p.own(a.V, keys), begin, length, share, size, steps)
