@@ -65,6 +65,10 @@ type simulatedStep struct {
 	Mean               float64 // messages sent by a rank
 	Inside, Between    float64 // bytes sent by a rank, the mean
 	Memory             int64   // bytes that the process has from the system after the run
+
+	// Of a save before the second step: bytes received by a rank, by the median rank and by the
+	// rank that receives most after rank 0, and the messages that rank 0 receives.
+	SaveFirst, SaveMedian, SaveMost, SaveMessages int64
 }
 
 // sharedDevice is a device that its users do not close.
@@ -74,7 +78,7 @@ func (sharedDevice) Close() {}
 
 // simulateRun runs the trainer on a simulated network. Passes and updates advance the clock of a
 // rank by their estimated times. If last is not negative, the run is cancelled when all ranks have
-// begun that step.
+// begun that step. A run of several steps also saves a checkpoint before the second one.
 func simulateRun(t testing.TB, c Config, network simulated.Network, last int) (Result, simulatedStep) {
 	t.Helper()
 	n := len(network.Hosts)
@@ -99,6 +103,7 @@ func simulateRun(t testing.TB, c Config, network simulated.Network, last int) (R
 	began := map[int]int{} // ranks that have begun a step
 	times, counts := make([][2]float64, n), make([][2]simulated.Counts, n)
 	results, errs := make([]Result, n), make([]error, n)
+	saves, saveErrs := make([][2]simulated.Counts, n), make([]error, n) // before and after
 	var ranks sync.WaitGroup
 	for rank := range n {
 		ranks.Go(func() {
@@ -106,9 +111,14 @@ func simulateRun(t testing.TB, c Config, network simulated.Network, last int) (R
 			defer world.Close()
 			results[rank], errs[rank] = Run(ctx, c, Options{World: world, ranksHere: n, hosts: hosts,
 				newDevice: func(int, int, xpu.Precision) (xpu.Device, error) { return device, nil },
-				atStep: func(*run) {
+				atStep: func(r *run) {
 					if step < 2 {
 						times[rank][step], counts[rank][step] = w.Time(rank), w.Counts(rank)
+					}
+					if step == 1 {
+						saves[rank][0] = w.Counts(rank)
+						_, saveErrs[rank] = r.save(ctx, false)
+						saves[rank][1] = w.Counts(rank)
 					}
 					mu.Lock()
 					if began[step]++; began[step] == n && step == last {
@@ -127,6 +137,9 @@ func simulateRun(t testing.TB, c Config, network simulated.Network, last int) (R
 	if err := firstCause(errs); err != nil && cancelled.Err() == nil {
 		t.Fatal(err)
 	}
+	if err := firstCause(saveErrs); err != nil {
+		t.Fatal(err)
+	}
 	s := simulatedStep{Ranks: n, Estimated: estimated.StepTime}
 	var first, second float64
 	for rank := range n {
@@ -138,6 +151,13 @@ func simulateRun(t testing.TB, c Config, network simulated.Network, last int) (R
 		s.Between += float64(b.BytesBetween-a.BytesBetween) / float64(n)
 	}
 	s.Seconds = second - first
+	var received []int64
+	for rank := range n {
+		received = append(received, saves[rank][1].ReceivedBytes-saves[rank][0].ReceivedBytes)
+	}
+	s.SaveFirst, s.SaveMessages = received[0], saves[0][1].Received-saves[0][0].Received
+	slices.Sort(received[1:])
+	s.SaveMedian, s.SaveMost = received[1:][(n-1)/2], received[n-1]
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	s.Memory = int64(m.Sys - m.HeapReleased)
@@ -159,6 +179,12 @@ func TestSimulatedRun(t *testing.T) {
 	}
 	if off := math.Abs(step.Seconds/step.Estimated - 1); off > 0.15 {
 		t.Errorf("a step lasts %g s, and the estimate is %g s", step.Seconds, step.Estimated)
+	}
+
+	// A rank receives little in a save: all-reduces, and a few hundred bytes.
+	if step.SaveMedian > 2000 || step.SaveMost > 20_000 || step.SaveFirst > 100_000 {
+		t.Errorf("in a save, rank 0 receives %d bytes, half of the others %d, one %d", step.SaveFirst, step.SaveMedian,
+			step.SaveMost)
 	}
 
 	resumed := simulatedConfig(t, plan, 24, 3)
@@ -185,7 +211,10 @@ func TestSimulateRanks(t *testing.T) {
 	}
 	dir := t.TempDir()
 	var steps []simulatedStep
-	var table bytes.Buffer
+	var table, saves bytes.Buffer
+	fmt.Fprint(&saves, "\n## A save\n\nBytes that a rank receives when a checkpoint is saved "+
+		"([ranks.md](../docs/reference/ranks.md#checkpoints)).\n\n"+
+		"| ranks | rank 0 | messages to rank 0 | median rank | most of the other ranks |\n|---|---|---|---|---|\n")
 	fmt.Fprint(&table, "# Steps of simulated ranks\n\n`make simulate-ranks` writes this page and its chart.\n"+
 		"[ranks.md](../docs/reference/ranks.md#simulated-ranks) describes the simulation. Messages and\nbytes are "+
 		"sent by a rank in a step.\n\n![simulated and estimated times of a step]("+filepath.Base(path)+".svg)\n\n"+
@@ -201,9 +230,12 @@ func TestSimulateRanks(t *testing.T) {
 			quantity.Grouped(s.Messages), quantity.Grouped(int(math.Round(s.Mean))), s.Inside/1e3, s.Between/1e3,
 			float64(s.Memory)/1e9)
 		table.WriteString(line)
-		t.Log(line)
+		save := fmt.Sprintf("| %s | %.0f kB | %s | %s | %.1f kB |\n", quantity.Grouped(ranks), float64(s.SaveFirst)/1e3,
+			quantity.Grouped(s.SaveMessages), quantity.Grouped(s.SaveMedian), float64(s.SaveMost)/1e3)
+		saves.WriteString(save)
+		t.Log(line, save)
 		debug.FreeOSMemory()
-		if err := os.WriteFile(path+".md", table.Bytes(), 0o644); err != nil {
+		if err := os.WriteFile(path+".md", slices.Concat(table.Bytes(), saves.Bytes()), 0o644); err != nil {
 			t.Fatal(err)
 		}
 		if err := os.WriteFile(path+".svg", simulatedChart(steps), 0o644); err != nil {

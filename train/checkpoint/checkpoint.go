@@ -218,15 +218,17 @@ func newest(ctx context.Context, world *comm.Comm, fsys filesystem.FS, dir strin
 func NewestUntil(ctx context.Context, world *comm.Comm, fsys filesystem.FS, dir string, step int64,
 	warn func(format string, args ...any)) (found *Checkpoint, newer []string, err error) {
 	fsys = filesystem.Default(fsys)
-	names, err := list(fsys, dir)
+	var names []string
+	if world.Rank() == 0 { // other ranks may see an older state of the directory
+		names, err = list(fsys, dir)
+	}
 	if err := collective.Agree(ctx, world, err); err != nil {
 		return nil, nil, err
 	}
-	lists, err := collective.Gather(ctx, world, names)
-	if err != nil {
+	if err := collective.Broadcast(ctx, world, &names); err != nil {
 		return nil, nil, err
 	}
-	for _, name := range lists[0] { // other ranks may see an older state of the directory
+	for _, name := range names {
 		path := filepath.Join(dir, name)
 		if at, _ := stepOf(name); at <= step {
 			c, err := verify(ctx, world, fsys, path, false)

@@ -202,22 +202,17 @@ func (p *Pending) Advance(ctx context.Context, world *comm.Comm) (finished bool,
 		p.startWave(ctx, world)
 		return false, nil
 	}
-	p.written.Failure = collective.FailureOf(p.err)
-	all, gatherErr := collective.Gather(ctx, world, p.written)
-	if gatherErr != nil {
-		return false, p.named(errors.Join(p.err, gatherErr))
-	}
-	var lists [][]tensorHash
-	var failures []collective.Failure
-	for _, w := range all {
-		lists, failures = append(lists, w.Hashes), append(failures, w.Failure)
-	}
-	if err := collective.Combine(world, failures, p.err); err != nil {
+	if err := collective.Agree(ctx, world, p.err); err != nil {
 		return false, p.named(err)
 	}
+	var all []writtenFiles // of each rank, on rank 0
 	p.State.Format = format
-	if p.State.Weights, err = p.writer.combine(lists); err != nil {
-		return false, p.named(collective.OfAll(world, err))
+	p.State.Weights, err = collective.Decide(ctx, world, p.written, func(written []writtenFiles) ([]string, error) {
+		all = written
+		return p.writer.combined(written)
+	})
+	if err != nil {
+		return false, p.named(err)
 	}
 	p.wrote = true
 	p.start(ctx, func(context.Context) error {
@@ -252,14 +247,14 @@ type writer struct {
 	ranges  []tensorRange              // ranges of the optimizer's state that this rank writes
 	values  []xpu.Tensor               // values of ranges
 	names   [2]string                  // names of its files of weights and state, "" for no file
-	model   *safetensors.Index         // over all ranks; nil for a single file
+	indexed bool                       // several ranks write the state
+	model   *safetensors.Index         // over all ranks, on rank 0; nil for a single file
 	state   *stateIndex                // likewise
 	files   map[string]shards.FileInfo // written by this rank
 }
 
 // writtenFiles is the message of a rank that has written its files.
 type writtenFiles struct {
-	collective.Failure
 	Files  map[string]shards.FileInfo `json:"files"`
 	Hashes []tensorHash               `json:"hashes"`
 }
@@ -313,62 +308,75 @@ func (hostMemory) Wait(ctx context.Context) error { return ctx.Err() }
 
 // meet sends the name of rank 0's directory, or its error, to all ranks.
 func (c *writer) meet(ctx context.Context, world *comm.Comm, own error) error {
-	type place struct {
-		collective.Failure
-		Temp string `json:"temp"` // the name in dir
+	if err := collective.Agree(ctx, world, own); err != nil {
+		return err
 	}
-	all, err := collective.Gather(ctx, world, place{collective.FailureOf(own), filepath.Base(c.temp)})
-	if err != nil {
-		return errors.Join(own, err)
-	}
-	var failures []collective.Failure
-	for _, p := range all {
-		failures = append(failures, p.Failure)
-	}
-	c.temp = filepath.Join(c.dir, all[0].Temp)
-	return collective.Combine(world, failures, own)
+	name := filepath.Base(c.temp)
+	err := collective.Broadcast(ctx, world, &name)
+	c.temp = filepath.Join(c.dir, name)
+	return err
 }
 
-// plan decides what each rank writes, and into which files. All ranks compute the same plan.
+// A contribution describes the part of a checkpoint that a rank has, for the plan of rank 0.
+type contribution struct {
+	Runs     []indexRun        `json:"runs"`   // tensors whose weights the rank has
+	Ranges   [][4]int          `json:"ranges"` // of the state that the rank writes, as tensorRange
+	Metadata map[string]string `json:"metadata"`
+}
+
+// An assignment has the part of a checkpoint that a rank writes.
+type assignment struct {
+	Weights []indexRun `json:"weights"` // tensors
+	Names   [2]string  `json:"names"`   // see writer.names
+	Index   bool       `json:"index"`   // the state has an index, with the metadata
+}
+
+// plan asks rank 0 what this rank writes, and into which files.
 func (c *writer) plan(ctx context.Context, world *comm.Comm) error {
-	type contribution struct {
-		collective.Failure
-		Runs     []indexRun        `json:"runs"`
-		Ranges   [][4]int          `json:"ranges"` // as tensorRange
-		Metadata map[string]string `json:"metadata"`
-	}
 	var err error
 	if c.ranges, c.values, err = c.written(); err == nil {
 		if _, missing := os.Stat(c.temp); missing != nil {
 			err = fmt.Errorf("cannot see %s, which rank 0 has created: %w; %s", c.temp, missing, needShared)
 		}
 	}
-	own, failed := contribution{Failure: collective.FailureOf(err), Runs: c.runs(), Metadata: c.metadata}, err
+	if err := collective.Agree(ctx, world, err); err != nil {
+		return err
+	}
+	own := contribution{Runs: c.runs(), Metadata: c.metadata}
 	for _, r := range c.ranges {
 		own.Ranges = append(own.Ranges, [4]int{r.tensor, r.state, r.begin, r.end})
 	}
-	all, err := collective.Gather(ctx, world, own)
+	a, err := collective.Decide(ctx, world, own, c.assign)
 	if err != nil {
 		return err
 	}
-	var failures []collective.Failure
-	var runs [][]indexRun
-	for r, other := range all {
-		failures, runs = append(failures, other.Failure), append(runs, other.Runs)
-		if !maps.Equal(other.Metadata, all[0].Metadata) {
-			return collective.OfAll(world,
-				fmt.Errorf("the optimizer's scalars are %v on rank 0, but %v on rank %d; resume "+
-					"from an older checkpoint", all[0].Metadata, other.Metadata, r))
+	c.names, c.indexed = a.Names, a.Index
+	for _, h := range c.held {
+		if contains(a.Weights, h.index) {
+			c.weights, c.content = append(c.weights, c.tensors[h.index]), append(c.content, h)
 		}
 	}
-	if err := collective.Combine(world, failures, failed); err != nil {
-		return err
+	return nil
+}
+
+// assign decides on rank 0 what each rank writes, and sets the indexes.
+func (c *writer) assign(all []contribution) ([]assignment, error) {
+	result, runs := make([]assignment, len(all)), make([][]indexRun, len(all))
+	for r, other := range all {
+		runs[r] = other.Runs
+		if !maps.Equal(other.Metadata, all[0].Metadata) {
+			return nil, fmt.Errorf("the optimizer's scalars are %v on rank 0, but %v on rank %d; resume "+
+				"from an older checkpoint", all[0].Metadata, other.Metadata, r)
+		}
 	}
 
 	// The weights: whole tensors, each once.
 	owner, err := assign(c.tensors, runs)
 	if err != nil {
-		return collective.OfAll(world, err)
+		return nil, err
+	}
+	for r, own := range ownedRuns(owner, len(all)) {
+		result[r].Weights = own
 	}
 	writers := make([]bool, len(all))
 	for _, r := range owner {
@@ -384,12 +392,9 @@ func (c *writer) plan(ctx context.Context, world *comm.Comm) error {
 		}
 		c.model.Metadata["total_size"] = size
 	}
-	for _, h := range c.held {
-		if owner[h.index] == c.rank {
-			c.weights, c.content = append(c.weights, c.tensors[h.index]), append(c.content, h)
-		}
+	for r, name := range names {
+		result[r].Names[0] = name
 	}
-	c.names[0] = names[c.rank]
 
 	// The optimizer's state.
 	for r, other := range all {
@@ -403,7 +408,7 @@ func (c *writer) plan(ctx context.Context, world *comm.Comm) error {
 		}
 	}
 	if err := c.check(ranges); err != nil {
-		return collective.OfAll(world, fmt.Errorf("gathering the optimizer's state: %w", err))
+		return nil, fmt.Errorf("gathering the optimizer's state: %w", err)
 	}
 	if several {
 		c.state = &stateIndex{c.metadata, map[string]string{}}
@@ -411,8 +416,10 @@ func (c *writer) plan(ctx context.Context, world *comm.Comm) error {
 			c.state.WeightMap[c.rangeName(r.tensorRange)] = r.file
 		}
 	}
-	c.names[1] = names[c.rank]
-	return nil
+	for r, name := range names {
+		result[r].Names[1], result[r].Index = name, several
+	}
+	return result, nil
 }
 
 // fileNames returns the file name of each rank that writes, and "" for other ranks. several reports
@@ -461,7 +468,7 @@ func (c *writer) writeOwn(ctx context.Context) (writtenFiles, error) {
 			tensors = append(tensors, c.rangeEntry(r))
 		}
 		var metadata map[string]string
-		if c.state == nil {
+		if !c.indexed {
 			metadata = c.metadata
 		}
 		if err := c.writeTensors(ctx, c.names[1], tensors, metadata,
@@ -700,8 +707,8 @@ func moveModel(from, models, name string) error {
 		return err
 	}
 	for _, e := range entries {
-		if n := e.Name(); n == manifestFile || n == stateFile || strings.HasPrefix(n, "optimizer") {
-			if err := os.Remove(filepath.Join(from, n)); err != nil {
+		if onlyResumes(e.Name()) {
+			if err := os.Remove(filepath.Join(from, e.Name())); err != nil {
 				return err
 			}
 		}
@@ -720,6 +727,12 @@ func moveModel(from, models, name string) error {
 		return err
 	}
 	return atomicfile.SyncDir(models)
+}
+
+// onlyResumes reports whether a file of a checkpoint, or of its copy, is not part of the model.
+func onlyResumes(name string) bool {
+	return name == manifestFile || name == stateFile || strings.HasPrefix(name, "optimizer") ||
+		strings.HasPrefix(name, recordsDir+"/")
 }
 
 // rename renames a directory.

@@ -103,13 +103,32 @@ type indexRun [2]int
 func (s Shard) runs() []indexRun {
 	var runs []indexRun
 	for _, h := range s.held {
-		if last := len(runs) - 1; last >= 0 && runs[last][1] == h.index {
-			runs[last][1]++
-		} else {
-			runs = append(runs, indexRun{h.index, h.index + 1})
-		}
+		runs = appendIndex(runs, h.index)
 	}
 	return runs
+}
+
+// appendIndex adds a number above all others to runs.
+func appendIndex(runs []indexRun, i int) []indexRun {
+	if last := len(runs) - 1; last >= 0 && runs[last][1] == i {
+		runs[last][1]++
+		return runs
+	}
+	return append(runs, indexRun{i, i + 1})
+}
+
+// contains reports whether a number is in one of the runs, which are in order.
+func contains(runs []indexRun, i int) bool {
+	_, found := slices.BinarySearchFunc(runs, i, func(r indexRun, i int) int {
+		switch {
+		case r[1] <= i:
+			return -1
+		case r[0] > i:
+			return 1
+		}
+		return 0
+	})
+	return found
 }
 
 // assign chooses the rank that writes, or hashes, each tensor among the ranks that have it. It
@@ -432,18 +451,27 @@ func pieces(ctx context.Context, m xpu.Memory, t xpu.Tensor, buffer *[]float32, 
 	return nil
 }
 
-// combine computes the hash of the weights from the hashes of all tensors. Each hash is in one of
-// the lists.
-func (s Shard) combine(lists [][]tensorHash) (string, error) {
+// ownedRuns returns the numbers of the tensors that each rank owns, as runs.
+func ownedRuns(owner []int, ranks int) [][]indexRun {
+	runs := make([][]indexRun, ranks)
+	for i, r := range owner {
+		runs[r] = appendIndex(runs[r], i)
+	}
+	return runs
+}
+
+// combined returns, for each rank, the hash of the weights, computed from the hashes of all
+// tensors. Each hash is in one of the lists.
+func (s Shard) combined(all []writtenFiles) ([]string, error) {
 	sums := make([][]byte, len(s.tensors))
-	for _, list := range lists {
-		for _, t := range list {
+	for _, written := range all {
+		for _, t := range written.Hashes {
 			if t.Tensor < 0 || t.Tensor >= len(sums) {
-				return "", fmt.Errorf("a hash of tensor %d of %d", t.Tensor, len(sums))
+				return nil, fmt.Errorf("a hash of tensor %d of %d", t.Tensor, len(sums))
 			}
 			sum, err := hex.DecodeString(t.SHA256)
 			if err != nil || len(sum) != sha256.Size {
-				return "", fmt.Errorf("%q is not a SHA-256", t.SHA256)
+				return nil, fmt.Errorf("%q is not a SHA-256", t.SHA256)
 			}
 			sums[t.Tensor] = sum
 		}
@@ -451,41 +479,36 @@ func (s Shard) combine(lists [][]tensorHash) (string, error) {
 	w := newWeightsHasher()
 	for i, t := range s.tensors {
 		if sums[i] == nil {
-			return "", fmt.Errorf("no rank has hashed %s", t.Name)
+			return nil, fmt.Errorf("no rank has hashed %s", t.Name)
 		}
 		w.add(t.Name, t.Shape, [sha256.Size]byte(sums[i]))
 	}
-	return w.sum(), nil
+	return slices.Repeat([]string{w.sum()}, len(all)), nil
 }
 
 // WeightsHash returns the hash of the weights of the whole model. Each rank hashes some tensors.
 func (s Shard) WeightsHash(ctx context.Context, world *comm.Comm) (string, error) {
-	runs, err := collective.Gather(ctx, world, s.runs())
+	own, err := collective.Decide(ctx, world, s.runs(), func(runs [][]indexRun) ([][]indexRun, error) {
+		owner, err := assign(s.tensors, runs)
+		return ownedRuns(owner, len(runs)), err
+	})
 	if err != nil {
 		return "", err
 	}
-	owner, err := assign(s.tensors, runs)
-	if err != nil {
-		return "", err
-	}
-	var own []tensorHash
+	var w writtenFiles
 	var buffer []float32
 	for _, h := range s.held {
-		if err != nil || owner[h.index] != world.Rank() {
+		if err != nil || !contains(own, h.index) {
 			continue
 		}
 		var hash tensorHash
 		hash, err = s.hashOf(ctx, h, &buffer)
-		own = append(own, hash)
+		w.Hashes = append(w.Hashes, hash)
 	}
 	if err := collective.Agree(ctx, world, err); err != nil {
 		return "", err
 	}
-	all, err := collective.Gather(ctx, world, own)
-	if err != nil {
-		return "", err
-	}
-	return s.combine(all)
+	return collective.Decide(ctx, world, w, s.combined)
 }
 
 // bytesOf returns the bytes of numbers in the machine's order, which is little-endian on all

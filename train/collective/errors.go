@@ -112,12 +112,12 @@ func Agree(ctx context.Context, world *comm.Comm, err error) error {
 	if lost != nil {
 		return errors.Join(err, lost)
 	}
-	return Combine(world, failures, err)
+	return combine(world, failures, err)
 }
 
-// Combine returns an error about all failed ranks, which wraps own, this rank's error. In a run of
+// combine returns an error about all failed ranks, which wraps own, this rank's error. In a run of
 // one rank it returns own.
-func Combine(world *comm.Comm, failures []Failure, own error) error {
+func combine(world *comm.Comm, failures []Failure, own error) error {
 	if world.Size() == 1 {
 		return own
 	}

@@ -1,6 +1,6 @@
-// Package collective has what ranks do together besides sums: they gather small values, and agree
-// on errors, so that no rank waits for a rank that has failed. Every function with a group is
-// called by all ranks of the group.
+// Package collective has what ranks do together besides sums: they gather small values, let rank 0
+// decide, and agree on errors, so that no rank waits for a rank that has failed. Every function
+// with a group is called by all ranks of the group.
 package collective
 
 import (

@@ -62,3 +62,51 @@ func TestGather(t *testing.T) {
 		t.Errorf("one rank: %v", err)
 	}
 }
+
+// Decide returns to each rank its answer. Only rank 0 sees all questions, and only it and the first
+// ranks of sections send the messages of others. An error of rank 0, and an invalid question, fail
+// on all ranks.
+func TestDecide(t *testing.T) {
+	t.Parallel()
+	for _, n := range []int{1, 2, 7, 16, 17} {
+		optimizertest.Together(t, n, func(world *comm.Comm) error {
+			ctx, rank, section := context.Background(), world.Rank(), sectionOf(n)
+			question, called := strings.Repeat("q", 1000+rank), false
+			world.ResetTraffic()
+			answer, err := Decide(ctx, world, question, func(all []string) (answers []string, err error) {
+				called = true
+				for r, q := range all {
+					if len(q) != 1000+r {
+						return nil, fmt.Errorf("rank %d asked %d bytes", r, len(q))
+					}
+					answers = append(answers, fmt.Sprint("answer ", r))
+				}
+				return answers, nil
+			})
+			if err != nil || answer != fmt.Sprint("answer ", rank) || called != (rank == 0) {
+				return fmt.Errorf("answer %q, decided here: %v, %w", answer, called, err)
+			}
+			for _, sent := range world.Traffic() {
+				if most := int64(1100); rank%section > 0 && sent.Bytes() > most {
+					return fmt.Errorf("rank %d sends %d bytes, want at most %d", rank, sent.Bytes(), most)
+				}
+			}
+			full := errors.New("disk full")
+			_, err = Decide(ctx, world, rank, func([]int) ([]int, error) { return nil, full })
+			if err == nil || err.Error() != "disk full" || n > 1 && !Shared(err) ||
+				rank == 0 && !errors.Is(err, full) {
+				return fmt.Errorf("a failed decision: %w", err)
+			}
+			var function any
+			if rank == n-1 {
+				function = func() {}
+			}
+			_, err = Decide(ctx, world, function, func(all []any) ([]any, error) { return all, nil })
+			if err == nil ||
+				rank < n-1 && !strings.Contains(err.Error(), fmt.Sprint("invalid message from rank ", n-1)) {
+				return fmt.Errorf("a question that JSON does not have: %w", err)
+			}
+			return nil
+		})
+	}
+}

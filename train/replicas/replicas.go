@@ -110,6 +110,11 @@ func (c *Check) Compare(ctx context.Context) (found *Difference, err error) {
 		return found
 	}
 	last := len(c.digests) - 1
+	same, err := c.same(ctx, c.digests[last])
+	if same || err != nil {
+		c.Begin()
+		return nil, err
+	}
 	if found = differs(last); found != nil && err == nil {
 		last = sort.Search(last, func(i int) bool { return differs(i) != nil })
 		found = differs(last)
@@ -140,6 +145,26 @@ func (d *Difference) Error() string {
 	what := [kinds]string{replicatedWeights: "replicated weights", expertWeights: "experts"}[d.kind]
 	return fmt.Sprintf("step %d: its %s differ from the other replicas: %s; a machine has computed, stored or sent "+
 		"a weight wrongly; restart the run from its newest checkpoint without that host", d.step, what, agree)
+}
+
+// same reports whether the digests of all replicas are the same. A rank receives the digests of the
+// first rank of each of its groups. All ranks get the same result.
+func (c *Check) same(ctx context.Context, own stepDigests) (bool, error) {
+	differ := []int64{0} // ranks with another digest
+	for kind, group := range [kinds]comm.Axes{replicatedWeights: comm.Data, expertWeights: comm.Replicas} {
+		alike, first := c.mesh.Group(group), own[kind]
+		if alike.Size() == 1 {
+			continue
+		}
+		if err := comm.Broadcast(ctx, alike, 0, first[:]); err != nil {
+			return false, err
+		}
+		if first != own[kind] {
+			differ[0] = 1
+		}
+	}
+	err := comm.AllReduce(ctx, c.mesh.World(), differ)
+	return differ[0] == 0, err
 }
 
 // difference returns a rank whose digests differ from its replicas, or nil. All ranks get the same
