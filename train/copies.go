@@ -132,7 +132,8 @@ func (c *copies) advance(ctx context.Context) {
 	if c.running != nil || c.next == nil {
 		return
 	}
-	u, keep := c.next, c.run.config.Checkpoint.KeepCopies
+	u := c.next
+	keep := checkpoint.Kept{Newest: c.run.config.Checkpoint.KeepCopies, ModelEvery: c.run.config.Checkpoint.KeepEvery}
 	ctx, cancel := context.WithCancel(ctx)
 	job := &copying{cancel: cancel, result: make(chan copyResult, 1)}
 	c.next, c.running = nil, job

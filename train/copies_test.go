@@ -60,6 +60,80 @@ func TestCopies(t *testing.T) {
 	}
 }
 
+// The models of old copies at multiples of checkpoint.keep_every stay in the store, also if a
+// process is killed while it removes the rest. A damaged model is an error. A run that copies the
+// step again replaces it.
+func TestKeepEveryCopies(t *testing.T) {
+	store := objectstest.S3(t)
+	plan := makePlan(t, t.TempDir(), "plan.json", "")
+	c := testConfig(t, plan, strings.ReplaceAll(copiedRun, "keep_copies: 2", "keep_copies: 1, keep_every: 4"))
+	mustRun(t, c, stopAfter(1))
+	weights := mustRun(t, c, stopAfter(3)).Weights // of step 4
+	removed := 0
+	store.Proxy.Disturb(func(r *http.Request) (f objectstest.Fault) {
+		if r.Method == http.MethodDelete && strings.Contains(r.URL.Path, "/step-00000004/") {
+			if removed++; removed > 2 { // the manifest, and another file
+				f.Status = http.StatusForbidden
+			}
+		}
+		return f
+	})
+	mustRun(t, c, stopAfter(5))
+	ctx := t.Context()
+	const kept = "s3://bucket/run/step-00000004"
+	check := func(complete bool) {
+		t.Helper()
+		m, _, err := checkpoint.FindModel(ctx, kept)
+		if err != nil || m.Checkpoint != nil {
+			t.Fatalf("%+v, %v", m, err)
+		}
+		if same, got, err := m.HasWeights(ctx, weights); err != nil || !same {
+			t.Errorf("weights %s, want %s; %v", got, weights, err)
+		}
+		left := false
+		for name := range objectstest.Contents(t, kept) {
+			left = left || strings.Contains(name, "optimizer") || strings.Contains(name, "records/")
+		}
+		if left == complete {
+			t.Errorf("complete %v, but files that only resuming needs are left: %v", complete, left)
+		}
+	}
+	check(false)
+	store.Proxy.Disturb(nil)
+	mustRun(t, c, Options{})
+	check(true)
+	if got := copied(t); !slices.Equal(got, []string{"step-00000008"}) {
+		t.Errorf("copies at the end: %v", got)
+	}
+
+	const config = kept + "/config.json"
+	data, _, err := objects.ReadFile(ctx, config, 1<<20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	data[0] ^= 1
+	if err := objects.WriteFile(ctx, config, data); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := checkpoint.FindModel(ctx, kept); err == nil ||
+		!strings.Contains(err.Error(), config+" has SHA-256") {
+		t.Errorf("a damaged model: %v", err)
+	}
+	if err := objects.Remove(ctx, "s3://bucket/run/step-00000008/manifest.json"); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := checkpoint.FindModel(ctx, "s3://bucket/run"); !errors.Is(err, checkpoint.ErrNone) {
+		t.Errorf("a folder with a model and no complete copy: %v", err)
+	}
+	c.Output = t.TempDir()
+	if r := mustRun(t, c, stopAfter(3)); r.Resumed != "" {
+		t.Errorf("resumed from %q, which is only a model", r.Resumed)
+	}
+	if got := copied(t); !slices.Contains(got, "step-00000004") {
+		t.Errorf("copies after the second run: %v", got)
+	}
+}
+
 // A copy without a manifest is not used. A damaged copy, and a store that cannot be reached, are
 // errors.
 func TestCopiesThatCannotBeUsed(t *testing.T) {

@@ -29,7 +29,14 @@ import (
 // A Store keeps copies of checkpoints in an object store. A copy of step-00000100 has the same
 // files under URL/step-00000100/, and the records of the run at that step under records/. Its
 // manifest.json is written last and removed first, so a copy with a manifest is complete.
+//
+// A copy whose model is kept has [modelManifest], and no other file that only resuming needs.
 type Store struct{ url string }
+
+// modelManifest lists the files of a copy that has become a model, in the form of the manifest. It
+// is written before other files are removed, and removed before a checkpoint of the step is copied
+// again.
+const modelManifest = "model.json"
 
 // recordsDir is the folder of the records in a copy.
 const recordsDir = "records"
@@ -91,6 +98,9 @@ func (u *Upload) Close() {
 // Run writes the copy. A record is copied up to its size when Run reads it. progress, which may be
 // nil, is called now and then from several goroutines.
 func (u *Upload) Run(ctx context.Context, progress func()) error {
+	if err := objects.Remove(ctx, u.url(modelManifest)); err != nil { // of a run that went back
+		return fmt.Errorf("copying checkpoint %s: %w", u.name, err)
+	}
 	g, gctx := errgroup.WithContext(ctx)
 	g.SetLimit(transfers)
 	for name, f := range u.files {
@@ -125,10 +135,11 @@ func (r reporting) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// A storedCopy is a complete or incomplete copy of a checkpoint.
+// A storedCopy is a complete or incomplete copy of a checkpoint, or the model of a copy.
 type storedCopy struct {
 	step     int64
-	complete bool
+	complete bool     // has a manifest
+	model    bool     // has a modelManifest, so it is no copy any more
 	names    []string // of its objects, relative to the copy
 }
 
@@ -152,6 +163,7 @@ func (s Store) copies(ctx context.Context) ([]*storedCopy, error) {
 		}
 		c.names = append(c.names, file)
 		c.complete = c.complete || file == manifestFile
+		c.model = c.model || file == modelManifest
 	}
 	newestFirst := func(a, b *storedCopy) int { return cmp.Compare(b.step, a.step) }
 	return slices.SortedFunc(maps.Values(byStep), newestFirst), nil
@@ -161,7 +173,7 @@ func (s Store) copies(ctx context.Context) ([]*storedCopy, error) {
 func (s Store) Newest(ctx context.Context) (int64, error) {
 	list, err := s.copies(ctx)
 	for _, c := range list {
-		if c.complete {
+		if c.complete && !c.model {
 			return c.step, nil
 		}
 	}
@@ -182,11 +194,13 @@ func findStored(ctx context.Context, url string) (ModelDir, error) {
 		}
 		return statErr == nil
 	}
-	copied, model, state := has(manifestFile), has(modelConfig), has(stateFile)
+	kept, copied, model, state := has(modelManifest), has(manifestFile), has(modelConfig), has(stateFile)
 	_, named := stepOf(path.Base(s.url))
 	switch {
 	case err != nil:
 		return ModelDir{}, err
+	case kept && named:
+		return m, verifyKept(ctx, m.fsys, m.Dir)
 	case copied:
 	case state, named:
 		return ModelDir{}, fmt.Errorf("%s is an incomplete checkpoint: it has no %s; name another", s.url, manifestFile)
@@ -208,6 +222,23 @@ func findStored(ctx context.Context, url string) (ModelDir, error) {
 	}
 	m.Checkpoint, err = verifyModel(ctx, m.fsys, m.Dir)
 	return m, err
+}
+
+// verifyKept compares the files of a copy that has become a model with its list.
+func verifyKept(ctx context.Context, fsys filesystem.FS, dir string) error {
+	var m manifest
+	path := objects.Join(dir, modelManifest)
+	text, err := readSmall(fsys, path)
+	if err == nil {
+		err = decode(path, text, &m)
+	}
+	if err == nil {
+		err = verifyFiles(ctx, fsys, dir, m.Files, 0, 1)
+	}
+	if err != nil {
+		return fmt.Errorf("model %s cannot be used: %w", dir, err)
+	}
+	return nil
 }
 
 // verifyModel compares the files of a copy with its manifest, except the optimizer's state, which
@@ -246,9 +277,40 @@ func (s Store) remove(ctx context.Context, c *storedCopy) error {
 	return errors.Join(errs...)
 }
 
-// Prune keeps the newest keep complete copies, or all of them if keep is 0. It also removes
-// incomplete copies that are older than the newest complete one.
-func (s Store) Prune(ctx context.Context, keep int) error {
+// keepModel makes a complete copy a model. It can be repeated after it was interrupted.
+func (s Store) keepModel(ctx context.Context, c *storedCopy) error {
+	base := s.url + "/" + Name(c.step) + "/"
+	if !c.model {
+		text, _, err := objects.ReadFile(ctx, base+manifestFile, maxStateFile)
+		if err != nil {
+			return err
+		}
+		var m manifest
+		if err := strictjson.Decode(text, &m); err != nil {
+			return fmt.Errorf("%s: %w", base+manifestFile, err)
+		}
+		maps.DeleteFunc(m.Files, func(name string, _ shards.FileInfo) bool { return onlyResumes(name) })
+		if text, err = jsonText(m); err == nil {
+			err = objects.WriteFile(ctx, base+modelManifest, text)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	var errs []error
+	for _, name := range c.names {
+		if onlyResumes(name) {
+			errs = append(errs, objects.Remove(ctx, base+name))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Prune removes copies by the rule of [Prune] for checkpoints: it keeps the newest keep.Newest
+// complete copies, or all of them if it is 0, and the models of the steps that are multiples of
+// keep.ModelEvery. It does not use keep.BackTo. It also removes incomplete copies that are older
+// than the newest complete one.
+func (s Store) Prune(ctx context.Context, keep Kept) error {
 	list, err := s.copies(ctx)
 	if err != nil {
 		return err
@@ -256,10 +318,18 @@ func (s Store) Prune(ctx context.Context, keep int) error {
 	var errs []error
 	complete := 0
 	for _, c := range list {
-		if c.complete {
+		if c.complete && !c.model {
 			complete++
 		}
-		if complete > 0 && !c.complete || keep > 0 && complete > keep {
+		switch {
+		case c.model:
+			errs = append(errs, s.keepModel(ctx, c)) // if a process was killed there
+		case !c.complete && complete > 0:
+			errs = append(errs, s.remove(ctx, c))
+		case !c.complete || keep.Newest == 0 || complete <= keep.Newest:
+		case keep.ModelEvery > 0 && c.step%keep.ModelEvery == 0:
+			errs = append(errs, s.keepModel(ctx, c))
+		default:
 			errs = append(errs, s.remove(ctx, c))
 		}
 	}
@@ -267,14 +337,14 @@ func (s Store) Prune(ctx context.Context, keep int) error {
 }
 
 // RemoveAfter removes the copies of later steps, so that a run that went back does not resume from
-// them.
+// them. Models stay until the step is copied again.
 func (s Store) RemoveAfter(ctx context.Context, step int64) error {
 	list, err := s.copies(ctx)
 	if err != nil {
 		return err
 	}
 	for _, c := range list { // newest first: a copy never becomes the newest by the removal of an older one
-		if c.step > step {
+		if c.step > step && !c.model {
 			if err := s.remove(ctx, c); err != nil {
 				return err
 			}
