@@ -212,7 +212,7 @@ func TestSimulateRanks(t *testing.T) {
 	dir := t.TempDir()
 	var steps []simulatedStep
 	var table, saves bytes.Buffer
-	fmt.Fprint(&saves, "\n## A save\n\nBytes that a rank receives when a checkpoint is saved "+
+	fmt.Fprint(&saves, "\n## A save\n\nBytes that a rank receives when a checkpoint is saved\n"+
 		"([ranks.md](../docs/reference/ranks.md#checkpoints)).\n\n"+
 		"| ranks | rank 0 | messages to rank 0 | median rank | most of the other ranks |\n|---|---|---|---|---|\n")
 	fmt.Fprint(&table, "# Steps of simulated ranks\n\n`make simulate-ranks` writes this page and its chart.\n"+
