@@ -145,6 +145,10 @@ def random_config(r, families):
         config |= {"sliding_window": r.choice([2, 5, 16]), "num_hidden_layers": r.choice([1, 2, 4, 5])}
     if family == "qwen3_moe":
         config["moe_intermediate_size"] = r.choice([5, 8, 24])
+        layers = config["num_hidden_layers"]
+        dense = r.sample(range(layers), r.randrange(layers))
+        steps = [n for n in (1, 1, 2, 3) if any((l + 1) % n == 0 and l not in dense for l in range(layers))]
+        config |= {"mlp_only_layers": dense, "decoder_sparse_step": r.choice(steps)}
     if family in ("olmoe", "qwen3_moe", "flex_olmo"):
         config["norm_topk_prob"] = r.random() < 0.5
         config["num_experts"] = r.choice([1, 3, 8])

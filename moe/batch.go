@@ -113,9 +113,9 @@ type Stats struct {
 	// AuxSequence, every stage returns the loss of its own layers
 	Aux          float64
 	Z            float64   // router z-loss without its coefficient
-	ExpertCounts [][]int64 // tokens sent to each expert, [layer][expert]; nil for a dense model
-	// mean over tokens of the entropy -Σ p·ln p of each layer's router distribution, in nats; nil
-	// for a dense model
+	ExpertCounts [][]int64 // tokens sent to each expert, [layer with experts][expert]; nil without such layers
+	// mean over tokens of the entropy -Σ p·ln p of each router's distribution, in nats, of the
+	// layers with experts; nil without such layers
 	RouterEntropy []float64
 }
 

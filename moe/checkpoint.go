@@ -144,57 +144,67 @@ func saveDirectory(dir string, c Config, opts SaveOptions,
 // Tensors lists the weights of a complete model of this configuration as stored in files, in the
 // order of [Model.Parameters], with element type F32. [Parameter.Index] is an index into this list.
 func (c Config) Tensors() []safetensors.Tensor {
-	var list []safetensors.Tensor
-	add := func(name string, shape ...int) {
-		list = append(list, safetensors.Tensor{Name: name, DType: safetensors.F32, Shape: shape})
-	}
-	h, q, kv, ffn, f := c.HiddenSize, c.QueryWidth(), c.KVWidth(), c.IntermediateSize, c.family()
-	norm1, norm2 := f.normNames()
-	add(embeddingName, c.VocabSize, h)
+	list := tensorList{}
+	list.add(embeddingName, c.VocabSize, c.HiddenSize)
 	for l := range c.Layers {
-		prefix := layerPrefix(l)
-		if f.rms {
-			add(prefix+norm1, h)
-		}
-		add(prefix+"self_attn.q_proj.weight", q, h)
-		add(prefix+"self_attn.k_proj.weight", kv, h)
-		add(prefix+"self_attn.v_proj.weight", kv, h)
-		if f.qkvBias {
-			add(prefix+"self_attn.q_proj.bias", q)
-			add(prefix+"self_attn.k_proj.bias", kv)
-			add(prefix+"self_attn.v_proj.bias", kv)
-		}
-		if qNorm, kNorm := c.qkNormWidths(); qNorm > 0 {
-			add(prefix+"self_attn.q_norm.weight", qNorm)
-			add(prefix+"self_attn.k_norm.weight", kNorm)
-		}
-		add(prefix+"self_attn.o_proj.weight", h, q)
-		if f.rms {
-			add(prefix+norm2, h)
-		}
-		names := f.blockNames()
-		experts := []string{prefix + names.block + "."}
-		if c.moe() {
-			add(experts[0]+"gate.weight", c.Experts, h)
-			experts = experts[:0]
-			for e := range c.Experts {
-				experts = append(experts, names.expert(prefix, e))
-			}
-		}
-		for _, expert := range experts {
-			gate, up, down := names.network(expert)
-			add(gate, ffn, h)
-			add(up, ffn, h)
-			add(down, h, ffn)
-		}
+		list.layer(c, l)
 	}
-	if f.rms {
-		add("model.norm.weight", h)
+	if c.family().rms {
+		list.add("model.norm.weight", c.HiddenSize)
 	}
 	if !c.TieEmbeddings {
-		add(headName, c.VocabSize, h)
+		list.add(headName, c.VocabSize, c.HiddenSize)
 	}
 	return list
+}
+
+type tensorList []safetensors.Tensor
+
+func (list *tensorList) add(name string, shape ...int) {
+	*list = append(*list, safetensors.Tensor{Name: name, DType: safetensors.F32, Shape: shape})
+}
+
+// layer adds the tensors of a layer.
+func (list *tensorList) layer(c Config, l int) {
+	h, q, kv, f := c.HiddenSize, c.QueryWidth(), c.KVWidth(), c.family()
+	norm1, norm2 := f.normNames()
+	prefix := layerPrefix(l)
+	if f.rms {
+		list.add(prefix+norm1, h)
+	}
+	list.add(prefix+"self_attn.q_proj.weight", q, h)
+	list.add(prefix+"self_attn.k_proj.weight", kv, h)
+	list.add(prefix+"self_attn.v_proj.weight", kv, h)
+	if f.qkvBias {
+		list.add(prefix+"self_attn.q_proj.bias", q)
+		list.add(prefix+"self_attn.k_proj.bias", kv)
+		list.add(prefix+"self_attn.v_proj.bias", kv)
+	}
+	if qNorm, kNorm := c.qkNormWidths(); qNorm > 0 {
+		list.add(prefix+"self_attn.q_norm.weight", qNorm)
+		list.add(prefix+"self_attn.k_norm.weight", kNorm)
+	}
+	list.add(prefix+"self_attn.o_proj.weight", h, q)
+	if f.rms {
+		list.add(prefix+norm2, h)
+	}
+	names := f.blockNames()
+	if !c.HasExperts(l) {
+		list.network(names, prefix+names.block+".", h, c.denseWidth())
+		return
+	}
+	list.add(prefix+names.block+".gate.weight", c.Experts, h)
+	for e := range c.Experts {
+		list.network(names, names.expert(prefix, e), h, c.IntermediateSize)
+	}
+}
+
+// network adds the tensors of a network of the given width, whose place in the model is prefix.
+func (list *tensorList) network(names blockNames, prefix string, h, width int) {
+	gate, up, down := names.network(prefix)
+	list.add(gate, width, h)
+	list.add(up, width, h)
+	list.add(down, h, width)
 }
 
 // layerPrefix is the beginning of the names of a layer's tensors.

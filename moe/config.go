@@ -34,18 +34,21 @@ type Config struct {
 	Architecture     Architecture `yaml:"model_type"`
 	VocabSize        int          `yaml:"vocab_size"`
 	HiddenSize       int          `yaml:"hidden_size"`
-	IntermediateSize int          `yaml:"intermediate_size"` // width of one expert, or of the dense feed-forward
+	IntermediateSize int          `yaml:"intermediate_size"` // width of one expert, or of a dense model's network
 	Layers           int          `yaml:"num_hidden_layers"`
 	Heads            int          `yaml:"num_attention_heads"`
 	// divides Heads; equal to Heads without grouped-query attention
-	KVHeads         int         `yaml:"num_key_value_heads"`
-	HeadSize        int         `yaml:"head_dim,omitempty"`       // 0: HiddenSize/Heads; see [Config.HeadDim]
-	Experts         int         `yaml:"num_experts"`              // 0 for a dense model
-	ExpertsPerToken int         `yaml:"num_experts_per_tok"`      // 0 for a dense model
-	NormTopK        bool        `yaml:"norm_topk_prob,omitempty"` // routing weights are divided by a token's sum
-	MaxPositions    int         `yaml:"max_position_embeddings"`
-	RopeTheta       float64     `yaml:"rope_theta"`
-	RopeScaling     RopeScaling `yaml:"rope_scaling,omitempty"` // not for [OLMoE], [OLMo] and [OLMo2]
+	KVHeads         int `yaml:"num_key_value_heads"`
+	HeadSize        int `yaml:"head_dim,omitempty"`  // 0: HiddenSize/Heads; see [Config.HeadDim]
+	Experts         int `yaml:"num_experts"`         // 0 for a dense model
+	ExpertsPerToken int `yaml:"num_experts_per_tok"` // 0 for a dense model
+	// the layers without experts of a model with experts, and the width of their networks
+	DenseLayers  LayerSet    `yaml:"dense_layers,omitempty"`
+	DenseSize    int         `yaml:"dense_intermediate_size,omitempty"`
+	NormTopK     bool        `yaml:"norm_topk_prob,omitempty"` // routing weights are divided by a token's sum
+	MaxPositions int         `yaml:"max_position_embeddings"`
+	RopeTheta    float64     `yaml:"rope_theta"`
+	RopeScaling  RopeScaling `yaml:"rope_scaling,omitempty"` // not for [OLMoE], [OLMo] and [OLMo2]
 	// 0: no windows; otherwise a query attends to this number of positions, its own included, in
 	// the layers that the family's windowKind names
 	SlidingWindow   int     `yaml:"sliding_window,omitempty"`
@@ -148,6 +151,9 @@ func (c Config) Validate() error {
 		return bad("num_experts", "is %d and num_experts_per_tok %d; the dense architecture has none (0)",
 			c.Experts, c.ExpertsPerToken)
 	}
+	if err := c.validateDense(bad); err != nil {
+		return err
+	}
 	if f.rms && !(c.NormEps > 0 && c.NormEps < 1) {
 		return bad("rms_norm_eps", "is %g; it must be between 0 and 1", c.NormEps)
 	}
@@ -224,10 +230,9 @@ func (c Config) ActiveParameters() int64 { return c.parameters(c.ExpertsPerToken
 func (c Config) parameters(experts int) int64 { return stageOf(c, 0, 1).parameters(c, experts) }
 
 // parameters returns the number of weights of a stage with the given number of experts in each
-// layer.
+// layer with experts.
 func (s stage) parameters(c Config, experts int) int64 {
-	h, q, kv, ffn := int64(c.HiddenSize), int64(c.QueryWidth()), int64(c.KVWidth()), int64(c.IntermediateSize)
-	layer := 2*h*q + 2*h*kv // q, o and k, v
+	h := int64(c.HiddenSize)
 	total := int64(0)
 	if s.first {
 		total += int64(c.VocabSize) * h
@@ -235,44 +240,52 @@ func (s stage) parameters(c Config, experts int) int64 {
 	if s.last && !c.TieEmbeddings {
 		total += int64(c.VocabSize) * h
 	}
-	norm := int64(c.NormWeights())
-	layer += 2 * norm
 	if s.last {
-		total += norm
+		total += int64(c.NormWeights())
 	}
-	if c.family().qkvBias {
-		layer += q + 2*kv
+	for l := s.from; l < s.from+s.layers; l++ {
+		replicated, expert := c.LayerParameters(l)
+		total += replicated + int64(experts)*expert
 	}
+	return total
+}
+
+// LayerParameters returns the number of weights of a layer outside of its experts, and of one
+// expert; 0 for a layer without experts.
+func (c Config) LayerParameters(layer int) (replicated, expert int64) {
+	h, q, kv := int64(c.HiddenSize), int64(c.QueryWidth()), int64(c.KVWidth())
 	qNorm, kNorm := c.qkNormWidths()
-	layer += int64(qNorm + kNorm)
-	if c.moe() {
-		layer += int64(c.Experts) * h // router
-		layer += int64(experts) * 3 * h * ffn
-	} else {
-		layer += 3 * h * ffn
+	replicated = 2*h*q + 2*h*kv + 2*int64(c.NormWeights()) + int64(qNorm+kNorm) // with q, o and k, v
+	if c.family().qkvBias {
+		replicated += q + 2*kv
 	}
-	return total + int64(s.layers)*layer
+	if !c.HasExperts(layer) {
+		return replicated + 3*h*int64(c.denseWidth()), 0
+	}
+	return replicated + int64(c.Experts)*h, 3 * h * int64(c.IntermediateSize) // with the router
 }
 
 // FLOPsPerToken returns the floating-point operations of one token in a training step, forward and
-// backward. It counts matrix products only, with full attention (not halved for causality), and
-// without router, norms and the embedding look-up. Optimus counts in the same way:
-//
-//	L·(12·H·A·D + 12·H·G·D + 12·S·A·D + 18·K·H·I) + 6·V·H
-//
-// In layers with a smaller window, S is the window.
+// backward: the sum of [Config.LayerFLOPs], and 6·V·H for the head.
 func (c Config) FLOPsPerToken(sequenceLength int) float64 {
-	h, q, kv, ffn := float64(c.HiddenSize), float64(c.QueryWidth()), float64(c.KVWidth()), float64(c.IntermediateSize)
-	k := 1.0
-	if c.moe() {
-		k = float64(c.ExpertsPerToken)
-	}
-	layer := 12*h*q + 12*h*kv + 12*float64(sequenceLength)*q + 18*k*h*ffn
-	hidden := 0 // positions outside windows, over layers
+	sum := 6 * float64(c.VocabSize) * float64(c.HiddenSize)
 	for l := range c.Layers {
-		if window := c.window(l); window > 0 {
-			hidden += max(0, sequenceLength-window)
-		}
+		sum += c.LayerFLOPs(l, sequenceLength)
 	}
-	return float64(c.Layers)*layer - 12*float64(hidden)*q + 6*float64(c.VocabSize)*h
+	return sum
+}
+
+// LayerFLOPs returns the part of a layer in [Config.FLOPsPerToken]. It counts matrix products only,
+// with full attention (not halved for causality), and without router and norms. Optimus counts in
+// the same way:
+//
+//	12·H·A·D + 12·H·G·D + 12·S·A·D + 18·H·W
+//
+// W is [Config.ActiveWidth]. In layers with a smaller window, S is the window.
+func (c Config) LayerFLOPs(layer, sequenceLength int) float64 {
+	if window := c.window(layer); window > 0 {
+		sequenceLength = min(sequenceLength, window)
+	}
+	h, q, kv := float64(c.HiddenSize), float64(c.QueryWidth()), float64(c.KVWidth())
+	return 12*h*q + 12*h*kv + 12*float64(sequenceLength)*q + 18*h*float64(c.ActiveWidth(layer))
 }

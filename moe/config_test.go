@@ -89,6 +89,9 @@ func TestParametersCount(t *testing.T) {
 }
 
 func TestValidateNamesTheField(t *testing.T) {
+	dense := func(layers LayerSet, width int) func(c *Config) {
+		return func(c *Config) { c.Architecture, c.DenseLayers, c.DenseSize = Qwen3MoE, layers, width }
+	}
 	for _, test := range []struct {
 		change func(c *Config)
 		want   string
@@ -122,6 +125,18 @@ func TestValidateNamesTheField(t *testing.T) {
 		{func(c *Config) { c.RouterAuxLossCoef = math.NaN() }, "router_aux_loss_coef"},
 		{func(c *Config) { c.PadTokenID = 512 }, "pad_token_id"},
 		{func(c *Config) { c.EOSTokenID = -2 }, "eos_token_id"},
+		{func(c *Config) { c.DenseLayers, c.DenseSize = "0", 8 }, "dense_layers"}, // not of OLMoE
+		{func(c *Config) { c.DenseSize = 8 }, "dense_intermediate_size"},
+		{dense("0", 0), "dense_intermediate_size"},
+		{dense("2", 8), "dense_layers"},
+		{dense("0-1", 8), "dense_layers"},
+		{dense("0,0", 8), "dense_layers"},
+		{dense("1-0", 8), "dense_layers"},
+		{dense("00", 8), "dense_layers"},
+		{dense("-1", 8), "dense_layers"},
+		{dense("0-99999999999999999999", 8), "dense_layers"},
+		{dense("0-1000000000000", 8), "dense_layers"},
+		{dense(",", 8), "dense_layers"},
 	} {
 		c := mustPreset(t, "mula-nano")
 		test.change(&c)

@@ -123,7 +123,7 @@ func newDispatch(c Config, dev xpu.Device, p Parallel) *dispatch {
 	return d
 }
 
-// prepare allocates the ways of a flight's layers.
+// prepare allocates the ways of a flight's layers with experts.
 func (d *dispatch) prepare(f *flight, layers int) {
 	f.ways, f.memory = make([]ways, layers), make([]layerMemory, layers)
 	n := d.comm.Size()
@@ -156,8 +156,8 @@ func (d *dispatch) failed(number int, doing string, err error) error {
 
 // forward computes the block of a layer; see feedForwardBlock.
 func (d *dispatch) forward(ctx context.Context, m *Model, l *layer, st *saved, number int, out, x xpu.Tensor) error {
-	m.route(l, st, number)
-	way, h, r := &m.ws.ways[number], d.c.HiddenSize, &st.routing
+	m.route(l, st)
+	way, h, r := &m.ws.ways[l.sparse], d.c.HiddenSize, &st.routing
 	rowOf := room(&d.host.ints, r.RowOf.Elements())
 	for pair := range rowOf {
 		rowOf[pair] = int32(pair) // index into ws.dweight, which will be this rank's tokenWeights
@@ -166,7 +166,7 @@ func (d *dispatch) forward(ctx context.Context, m *Model, l *layer, st *saved, n
 	if err := d.address(ctx, m, st, way); err != nil {
 		return d.failed(number, "sending choices of experts", err)
 	}
-	received, err := d.kept(m, number).x.take(d.dev, xpu.Float32, way.tokens(), h)
+	received, err := d.kept(m, l).x.take(d.dev, xpu.Float32, way.tokens(), h)
 	if err != nil {
 		return d.failed(number, "allocating buffers", err)
 	}
@@ -179,7 +179,7 @@ func (d *dispatch) forward(ctx context.Context, m *Model, l *layer, st *saved, n
 	if err != nil {
 		return d.failed(number, "ordering tokens by expert", err)
 	}
-	if received, err = d.use(m, number); err != nil {
+	if received, err = d.use(m, l); err != nil {
 		return d.failed(number, "allocating buffers", err)
 	}
 	m.expand(l, &way.own, received)
@@ -234,8 +234,8 @@ func (d *dispatch) deliver(ctx context.Context, m *Model, way *ways, received, x
 // expand delivers the normalised inputs in ws.h and computes the gate and up projections, if the
 // results of the forward pass were not kept.
 func (d *dispatch) expand(ctx context.Context, m *Model, l *layer, _ *saved, number int) error {
-	way := &m.ws.ways[number]
-	x, err := d.use(m, number)
+	way := &m.ws.ways[l.sparse]
+	x, err := d.use(m, l)
 	if err == nil {
 		err = d.deliver(ctx, m, way, x, m.ws.h)
 	}
@@ -250,8 +250,8 @@ func (d *dispatch) expand(ctx context.Context, m *Model, l *layer, _ *saved, num
 // weights of this rank's tokens are in ws.dweight afterwards.
 func (d *dispatch) grad(ctx context.Context, m *Model, l *layer, st *saved, number int, dout xpu.Tensor,
 	zFactor float64) error {
-	way, h, k := &m.ws.ways[number], d.c.HiddenSize, d.c.ExpertsPerToken
-	x, err := d.use(m, number)
+	way, h, k := &m.ws.ways[l.sparse], d.c.HiddenSize, d.c.ExpertsPerToken
+	x, err := d.use(m, l)
 	if err != nil {
 		return d.failed(number, "allocating buffers", err)
 	}
@@ -282,7 +282,7 @@ func (d *dispatch) grad(ctx context.Context, m *Model, l *layer, st *saved, numb
 	d.courier.add(m, way, back, h+k, dh, dweight)
 	d.dev.Write(m.ws.dh, dh)
 	d.dev.Write(m.ws.dweight, dweight)
-	m.routeGrad(l, st, number, zFactor)
+	m.routeGrad(l, st, zFactor)
 	return nil
 }
 
@@ -333,21 +333,21 @@ func (d *dispatch) sort(way *ways) (err error) {
 }
 
 // kept returns the memory of a layer for the values that its backward pass needs.
-func (d *dispatch) kept(m *Model, number int) *layerMemory {
+func (d *dispatch) kept(m *Model, l *layer) *layerMemory {
 	w := &m.ws
 	switch {
 	case !w.shape.train:
 		return &w.memory[0]
 	case !w.shape.recompute.experts():
-		return &w.memory[number]
+		return &w.memory[l.sparse]
 	}
 	return &d.memory
 }
 
 // use points the buffers whose sizes depend on the routing to their memory, and returns the buffer
 // for the expert inputs.
-func (d *dispatch) use(m *Model, number int) (x xpu.Tensor, err error) {
-	w, way, memory := &m.ws, &m.ws.ways[number], d.kept(m, number)
+func (d *dispatch) use(m *Model, l *layer) (x xpu.Tensor, err error) {
+	w, way, memory := &m.ws, &m.ws.ways[l.sparse], d.kept(m, l)
 	h, ffn, rows := d.c.HiddenSize, d.c.IntermediateSize, way.own.routing.TokenOf.Dim(0)
 	take := func(s *stock, shape ...int) (t xpu.Tensor) {
 		if err == nil {

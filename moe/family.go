@@ -31,6 +31,9 @@ type family struct {
 	renormalized bool       // routing weights are always renormalised, without norm_topk_prob
 	block        blockNames // zero: mlpNames
 
+	dense      denseKind // layers without experts
+	firstDense int       // first_k_dense_replace if it is missing, with firstLayers
+
 	// The family of a mixture of experts with the same attention and norms; see [Upcycling]. "":
 	// none.
 	upcycled Architecture

@@ -26,22 +26,32 @@ type feedForwardBlock interface {
 	// the derivative of the weighted z-loss by half the squared logsumexp.
 	grad(ctx context.Context, m *Model, l *layer, st *saved, number int, dy xpu.Tensor, zFactor float64) error
 
-	// prepare allocates what a flight through the given number of layers needs.
+	// prepare allocates what a flight through the given number of layers with experts needs.
 	prepare(f *flight, layers int)
 
 	// free releases the device memory that does not belong to a flight.
 	free()
 }
 
-// newFeedForward returns the block of a model's layers on one rank.
+// newFeedForward returns the block of a model's layers with experts on one rank, or denseBlock if
+// it has none.
 func newFeedForward(c Config, dev xpu.Device, p Parallel) feedForwardBlock {
+	here := p.stage(c)
 	switch {
-	case !c.moe():
+	case len(c.ExpertLayers(here.from, here.from+here.layers)) == 0:
 		return denseBlock{}
 	case p.Mesh.Size(comm.EP) == 1:
 		return expertBlock{}
 	}
 	return newDispatch(c, dev, p)
+}
+
+// blockOf returns the block of a layer.
+func (m *Model) blockOf(l *layer) feedForwardBlock {
+	if !l.hasExperts() {
+		return denseBlock{}
+	}
+	return m.block
 }
 
 // A localBlock exchanges nothing with other ranks and has no memory of its own.
@@ -51,32 +61,32 @@ func (localBlock) begin(context.Context, int) error { return nil }
 func (localBlock) prepare(*flight, int)             {}
 func (localBlock) free()                            {}
 
-// denseBlock is the block of a model without experts.
+// denseBlock is the block of a layer without experts.
 type denseBlock struct{ localBlock }
 
 func (b denseBlock) forward(ctx context.Context, m *Model, l *layer, st *saved, number int, out, x xpu.Tensor) error {
 	w := &m.ws
 	b.expand(ctx, m, l, st, number)
-	m.dev.SwiGLU(w.act, st.gateUp, xpu.Tensor{})
+	m.dev.SwiGLU(w.denseAct, st.dense, xpu.Tensor{})
 	if x.Present() {
 		m.dev.Copy(out, x)
 	}
-	m.dev.MatMul(out, w.act, l.down.w.T(), xpu.MatMulOptions{Accumulate: x.Present()})
+	m.dev.MatMul(out, w.denseAct, l.down.w.T(), xpu.MatMulOptions{Accumulate: x.Present()})
 	return nil
 }
 
 func (denseBlock) expand(_ context.Context, m *Model, l *layer, st *saved, _ int) error {
-	m.dev.MatMul(st.gateUp, m.ws.h, l.gateUp.w.T(), xpu.MatMulOptions{})
+	m.dev.MatMul(st.dense, m.ws.h, l.gateUp.w.T(), xpu.MatMulOptions{})
 	return nil
 }
 
 func (denseBlock) grad(_ context.Context, m *Model, l *layer, st *saved, _ int, dy xpu.Tensor, _ float64) error {
 	w := &m.ws
-	m.dev.MatMul(w.dact, dy, l.down.w, xpu.MatMulOptions{})
-	m.dev.SwiGLUGrad(st.gateUp, w.act, w.dact, xpu.Tensor{}, xpu.Tensor{})
-	m.dev.MatMul(l.down.g, dy.T(), w.act, accumulate)
-	m.dev.MatMul(l.gateUp.g, st.gateUp.T(), w.h, accumulate)
-	m.dev.MatMul(w.dh, st.gateUp, l.gateUp.w, xpu.MatMulOptions{})
+	m.dev.MatMul(w.denseDact, dy, l.down.w, xpu.MatMulOptions{})
+	m.dev.SwiGLUGrad(st.dense, w.denseAct, w.denseDact, xpu.Tensor{}, xpu.Tensor{})
+	m.dev.MatMul(l.down.g, dy.T(), w.denseAct, accumulate)
+	m.dev.MatMul(l.gateUp.g, st.dense.T(), w.h, accumulate)
+	m.dev.MatMul(w.dh, st.dense, l.gateUp.w, xpu.MatMulOptions{})
 	return nil
 }
 
@@ -88,7 +98,7 @@ func (denseBlock) grad(_ context.Context, m *Model, l *layer, st *saved, _ int, 
 type expertBlock struct{ localBlock }
 
 func (expertBlock) forward(_ context.Context, m *Model, l *layer, st *saved, number int, out, x xpu.Tensor) error {
-	m.route(l, st, number)
+	m.route(l, st)
 	m.dev.SortRows(st.routing)
 	m.expand(l, st, m.ws.h)
 	m.contract(l, st)
@@ -107,7 +117,7 @@ func (expertBlock) grad(_ context.Context, m *Model, l *layer, st *saved, number
 	m.contractGrad(l, st, dy)
 	m.dev.SumRows(w.dh, xpu.Tensor{}, w.gathered, st.routing.RowOf)
 	m.expertsGrad(l, st, w.h)
-	m.routeGrad(l, st, number, zFactor)
+	m.routeGrad(l, st, zFactor)
 	return nil
 }
 
@@ -115,10 +125,11 @@ func (expertBlock) grad(_ context.Context, m *Model, l *layer, st *saved, number
 // norm. out may alias x0.
 func (m *Model) feedForward(ctx context.Context, l *layer, st *saved, number int, out xpu.Tensor) error {
 	m.blockInput(st.x1, m.norm2(l, st), false)
+	block := m.blockOf(l)
 	if !st.y2.Present() {
-		return m.block.forward(ctx, m, l, st, number, out, st.x1)
+		return block.forward(ctx, m, l, st, number, out, st.x1)
 	}
-	if err := m.block.forward(ctx, m, l, st, number, st.y2, xpu.Tensor{}); err != nil {
+	if err := block.forward(ctx, m, l, st, number, st.y2, xpu.Tensor{}); err != nil {
 		return err
 	}
 	m.addNorm(out, st.x1, st.y2, m.norm2(l, st))
@@ -129,7 +140,7 @@ func (m *Model) feedForward(ctx context.Context, l *layer, st *saved, number int
 // x1, and adds to the gradients of the weights. ws.h holds the input of the block.
 func (m *Model) feedForwardGrad(ctx context.Context, l *layer, st *saved, number int, zFactor float64) error {
 	dy := m.blockOutputGrad(st.y2, m.norm2(l, st), l.norm2.g)
-	if err := m.block.grad(ctx, m, l, st, number, dy, zFactor); err != nil {
+	if err := m.blockOf(l).grad(ctx, m, l, st, number, dy, zFactor); err != nil {
 		return err
 	}
 	m.blockInputGrad(st.x1, m.norm2(l, st), l.norm2.g)

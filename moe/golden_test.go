@@ -177,7 +177,7 @@ func (g golden) documents(b Batch) Batch {
 }
 
 var goldenCases = []string{"olmoe", "olmoe-gqa", "olmo", "olmo-gqa-tied", "llama-gqa", "llama-tied",
-	"mistral", "qwen2", "qwen3", "qwen3-moe", "mixtral", "olmo2", "flex-olmo",
+	"mistral", "qwen2", "qwen3", "qwen3-moe", "qwen3-moe-layers", "mixtral", "olmo2", "flex-olmo",
 	"olmo3"}
 
 func maxDiff(t testing.TB, got, want []float32) float64 {

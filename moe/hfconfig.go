@@ -102,6 +102,7 @@ func WriteConfigJSON(w io.Writer, c Config, dtype safetensors.DType) error {
 		if family.expertWidth != "" {
 			fields[family.expertWidth] = c.IntermediateSize
 		}
+		c.denseFields(fields)
 	}
 	text, err := json.MarshalIndent(fields, "", "  ")
 	if err != nil {
@@ -373,6 +374,7 @@ func (f *hfFields) config() (c Config) {
 		c.ExpertsPerToken = f.size("num_experts_per_tok")
 		c.NormTopK = family.renormalized || f.bool("norm_topk_prob")
 		c.RouterAuxLossCoef = f.float("router_aux_loss_coef", family.auxCoef)
+		f.denseLayers(&c)
 	}
 	for _, name := range slices.Sorted(maps.Keys(family.fixed)) {
 		f.fixed(name, family.fixed[name])

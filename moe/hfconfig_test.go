@@ -300,7 +300,8 @@ func TestConfigJSONOfQwen3(t *testing.T) {
 	}
 }
 
-// An expert of Qwen3MoE has its own field of the width, and layers without experts are refused.
+// An expert of Qwen3MoE has its own field of the width. intermediate_size is the width of the
+// layers without experts.
 func TestConfigJSONOfQwen3MoE(t *testing.T) {
 	text := minimalConfig(Qwen3MoE, `"decoder_sparse_step": 1, "mlp_only_layers": []`)
 	text = strings.Replace(text, `"intermediate_size": 32`, `"intermediate_size": 5`, 1)
@@ -308,12 +309,48 @@ func TestConfigJSONOfQwen3MoE(t *testing.T) {
 	if err != nil || c.IntermediateSize != 32 || c.RouterAuxLossCoef != 0.001 {
 		t.Errorf("%+v, %v", c, err)
 	}
-	_, err = readConfigJSON(strings.NewReader(minimalConfig(Qwen3MoE, `"decoder_sparse_step": 2`,
-		`"mlp_only_layers": [1]`)), "config.json")
-	for _, want := range []string{"decoder_sparse_step is 2", "mlp_only_layers is [1]"} {
-		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%v; want %s", err, want)
+	for _, test := range []struct {
+		step, only string
+		dense      LayerSet
+		problem    string
+	}{
+		{"1", "null", "", ""},
+		{"2", "[]", "0,2,4,6", ""},
+		{"3", "[]", "0-1,3-4,6", ""},
+		{"1", "[6, 0, 1, 0]", "0-1,6", ""},
+		{"2", "[3, 5]", "0,2-6", ""},
+		{"0", "[]", "", "decoder_sparse_step is 0"},
+		{"1", "[7]", "", "mlp_only_layers has 7"},
+		{"1", "[-1]", "", "mlp_only_layers has -1"},
+		{"8", "[]", "", "decoder_sparse_step 8 and mlp_only_layers [] leave no layer with experts"},
+	} {
+		text := minimalConfig(Qwen3MoE, fmt.Sprintf(`"decoder_sparse_step": %s, "mlp_only_layers": %s`, test.step,
+			test.only))
+		text = strings.NewReplacer(`"num_hidden_layers": 2`, `"num_hidden_layers": 7`, `"intermediate_size": 32`,
+			`"intermediate_size": 5`).Replace(text)
+		c, err := readConfigJSON(strings.NewReader(text), "config.json")
+		if test.problem != "" {
+			if err == nil || !strings.Contains(err.Error(), test.problem) {
+				t.Errorf("%s: error %v, want %s", text, err, test.problem)
+			}
+			continue
 		}
+		if err != nil || c.DenseLayers != test.dense || c.IntermediateSize != 32 ||
+			(c.DenseSize == 5) == (c.DenseLayers == "") {
+			t.Errorf("%s: %v, %+v", text, err, c)
+		}
+		var written strings.Builder
+		if err := WriteConfigJSON(&written, c, "F32"); err != nil {
+			t.Fatal(err)
+		}
+		if again, err := readConfigJSON(strings.NewReader(written.String()), "config.json"); err != nil || again != c {
+			t.Errorf("%s: %v\n%+v\n%+v", written.String(), err, again, c)
+		}
+	}
+	text = strings.Replace(minimalConfig(Qwen3MoE, `"mlp_only_layers": [1]`), `"intermediate_size": 32, `, "", 1)
+	if _, err := readConfigJSON(strings.NewReader(text), "config.json"); err == nil ||
+		!strings.Contains(err.Error(), "field intermediate_size is missing") {
+		t.Errorf("%s: %v", text, err)
 	}
 }
 
@@ -461,21 +498,25 @@ func TestConfigJSONDocumentation(t *testing.T) {
 		}
 		return names
 	}
-	f, _ := fromFieldsOf(t, minimalConfig(OLMoE, `"use_cache": true`))
 	used, fixed, ignored := section("Fields that mula uses", 1), section("Fields with one supported value",
 		2), section("Fields that mula ignores", 0)
-	for name := range f.known {
-		_, isFixed := hfFixed[name]
-		if name == "architectures" || name == "layer_types" {
-			isFixed = true
-		}
-		if isFixed && !fixed[name] || !isFixed && !used[name] {
-			t.Errorf("%s is not where it belongs", name)
-		}
-	}
 	everyFixed := maps.Clone(hfFixed)
 	for _, family := range families {
 		maps.Copy(everyFixed, family.fixed)
+	}
+	var read []string
+	for architecture := range families {
+		of, _ := fromFieldsOf(t, minimalConfig(architecture, `"use_cache": true`))
+		for name := range of.known {
+			read = append(read, name)
+			_, isFixed := everyFixed[name]
+			if name == "architectures" || name == "layer_types" {
+				isFixed = true
+			}
+			if isFixed && !fixed[name] && !used[name] || !isFixed && !used[name] {
+				t.Errorf("%s of %s is not where it belongs", name, architecture)
+			}
+		}
 	}
 	for name, list := range everyFixed {
 		if !fixed[name] {
@@ -500,16 +541,14 @@ func TestConfigJSONDocumentation(t *testing.T) {
 			}
 		}
 	}
-	windows, _ := fromFieldsOf(t, minimalConfig(Qwen2, `"use_cache": true`))
-	all := slices.Concat(slices.Collect(maps.Keys(f.known)), slices.Collect(maps.Keys(windows.known)),
-		slices.Collect(maps.Keys(hfFixed)), hfIgnored)
+	all := slices.Concat(read, slices.Collect(maps.Keys(everyFixed)), hfIgnored)
 	for _, family := range families {
 		for _, name := range family.ignored {
 			if !ignored[name] && !fixed[name] && !used[name] {
 				t.Errorf("%s is not in the list of ignored fields", name)
 			}
 		}
-		all = append(append(all, family.ignored...), family.expertWidth)
+		all = append(all, family.ignored...)
 	}
 	for _, names := range []map[string]bool{used, ignored} {
 		for name := range names {

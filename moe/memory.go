@@ -87,6 +87,21 @@ func (a *arena) of(dtype xpu.DType, shape ...int) xpu.Tensor {
 	return a.f32(shape...)
 }
 
+// views allocates memory for the largest of the shapes, and returns a tensor of each at its start.
+func (a *arena) views(dtype xpu.DType, shapes ...[]int) []xpu.Tensor {
+	most := 0
+	for _, shape := range shapes {
+		most = max(most, elements(shape))
+	}
+	whole, views := a.of(dtype, most), make([]xpu.Tensor, len(shapes))
+	for i, shape := range shapes {
+		if whole.Present() {
+			views[i] = whole.Rows(0, elements(shape)).Reshape(shape...)
+		}
+	}
+	return views
+}
+
 func (a *arena) f64(n int) []float64 {
 	lo := advance(&a.nDoubles, n, 16)
 	if a.doubles == nil {

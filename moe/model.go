@@ -44,6 +44,8 @@ type Model struct {
 	block    feedForwardBlock
 	stage    stage
 
+	expertLayers int // number of layers with experts in the complete model, at least 1 for means over them
+
 	params  []*Parameter
 	buckets []Bucket // the memory of all tensors
 
@@ -73,10 +75,15 @@ type layer struct {
 	qNorm, kNorm tensor // [AD], [GD]; [D] of single heads
 	out          tensor // [H, AD]
 	router       tensor // [E, H]
-	gateUp, down tensor // [E, 2I, H], [E, H, I]; without the first dimension if dense
+	gateUp, down tensor // [E, 2I, H], [E, H, I]; without experts [2D, H], [H, D]
+
+	// its number among this model's layers with experts; -1 without experts
+	sparse int
 
 	window int // number of positions that a query attends to, its own included; 0: all
 }
+
+func (l *layer) hasExperts() bool { return l.sparse >= 0 }
 
 // New creates a complete model with all weights zero; [Model.Init] or [Model.Load] sets them. On
 // the CPU, memory for gradients is reserved, but not touched before the first [Model.Backward].
@@ -105,7 +112,8 @@ func NewParallel(cfg Config, dev xpu.Device, p Parallel) (*Model, error) {
 	if n > most {
 		return nil, fmt.Errorf("%d parameters exceed this machine's address space; make the model smaller", n)
 	}
-	m := &Model{cfg: cfg, dev: dev, parallel: p, stage: here, block: newFeedForward(cfg, dev, p)}
+	m := &Model{cfg: cfg, dev: dev, parallel: p, stage: here, block: newFeedForward(cfg, dev, p),
+		expertLayers: max(1, len(cfg.ExpertLayers(0, cfg.Layers)))}
 	m.loop.run = m.runPiece // stored once, because a method value for each loop would be an allocation
 	if err := m.bind(); err != nil {
 		m.Close()
@@ -166,16 +174,13 @@ func (m *Model) ZeroGradients() {
 // and creates the parameters, with names and shapes from [Config.Tensors].
 func (m *Model) bind() error {
 	c := m.cfg
-	h, q, kv, ffn := c.HiddenSize, c.QueryWidth(), c.KVWidth(), c.IntermediateSize
-	norm, bias, experts, firstExpert := c.NormWeights(), 0, 1, 0
+	h, q, kv := c.HiddenSize, c.QueryWidth(), c.KVWidth()
+	norm, bias := c.NormWeights(), 0
 	if c.family().qkvBias {
 		bias = c.qkvWidth()
 	}
 	qNorm, kNorm := c.qkNormWidths()
-	if c.moe() {
-		experts = c.Experts / m.parallel.Mesh.Size(comm.EP)
-		firstExpert = m.parallel.Mesh.OwnIndex(comm.EP) * experts
-	}
+	ownExperts := c.Experts / m.parallel.Mesh.Size(comm.EP)
 	type shaped struct {
 		*tensor
 		shape []int
@@ -206,14 +211,6 @@ func (m *Model) bind() error {
 		return nil
 	}
 	list, next := c.Tensors(), 0
-	perLayer := len(list) - 1 // tensors
-	if norm > 0 {
-		perLayer--
-	}
-	if !c.TieEmbeddings {
-		perLayer--
-	}
-	perLayer /= c.Layers
 	parameters := func(divided bool, tensors ...tensor) []*Parameter {
 		var made []*Parameter
 		for _, t := range tensors {
@@ -244,16 +241,30 @@ func (m *Model) bind() error {
 		hold(parameters(false, m.embed)...)
 	}
 	m.layers = make([]layer, m.stage.layers)
+	next = 1 // the embedding
+	var of tensorList
+	for i := range m.stage.from {
+		of = of[:0]
+		of.layer(c, i)
+		next += len(of)
+	}
+	sparse := 0
 	for i := range m.layers {
-		next = 1 + (m.stage.from+i)*perLayer
+		number := m.stage.from + i
+		of = of[:0]
+		of.layer(c, number)
+		behind := next + len(of)
 		l := &m.layers[i]
-		l.window = c.window(m.stage.from + i)
+		l.window, l.sparse = c.window(number), -1
 		rest := []shaped{vector(&l.norm1, norm), matrix(&l.qkv, c.qkvWidth(), h), vector(&l.qkvBias, bias),
-			vector(&l.qNorm, qNorm), vector(&l.kNorm, kNorm), matrix(&l.out, h, q), vector(&l.norm2, norm),
-			matrix(&l.router, c.Experts, h)}
-		feedForward := []shaped{matrix(&l.gateUp, experts, 2*ffn, h), matrix(&l.down, experts, h, ffn)}
-		if !c.moe() {
-			rest, feedForward = append(rest, matrix(&l.gateUp, 2*ffn, h), matrix(&l.down, h, ffn)), nil
+			vector(&l.qNorm, qNorm), vector(&l.kNorm, kNorm), matrix(&l.out, h, q), vector(&l.norm2, norm)}
+		experts, ffn := 1, c.denseWidth()
+		if c.HasExperts(number) {
+			l.sparse, experts, ffn = sparse, ownExperts, c.IntermediateSize
+			sparse++
+			rest = append(rest, matrix(&l.router, c.Experts, h))
+		} else {
+			rest = append(rest, matrix(&l.gateUp, 2*ffn, h), matrix(&l.down, h, ffn))
 		}
 		if err := bucket(false, rest...); err != nil {
 			return err
@@ -261,24 +272,31 @@ func (m *Model) bind() error {
 		hold(parameters(false, l.norm1, l.qkv.rows(0, q), l.qkv.rows(q, kv), l.qkv.rows(q+kv, kv),
 			l.qkvBias.rows(0, q), l.qkvBias.rows(q, kv), l.qkvBias.rows(q+kv, kv), l.qNorm, l.kNorm, l.out, l.norm2,
 			l.router)...)
-		if c.moe() {
-			if err := bucket(true, feedForward...); err != nil {
+		if l.hasExperts() {
+			err := bucket(true, matrix(&l.gateUp, experts, 2*ffn, h), matrix(&l.down, experts, h, ffn))
+			if err != nil {
 				return err
 			}
+			next += 3 * m.parallel.Mesh.OwnIndex(comm.EP) * experts
 		}
 		var downs []*Parameter // they follow all gates and ups
-		next += 3 * firstExpert
 		for e := range experts {
 			gateUp, down := l.gateUp, l.down
-			if c.moe() {
+			if l.hasExperts() {
 				gateUp, down = gateUp.index(e), down.index(e)
 			}
-			hold(parameters(c.moe(), gateUp.rows(0, ffn), gateUp.rows(ffn, ffn))...)
-			downs = append(downs, parameters(c.moe(), down)...)
+			hold(parameters(l.hasExperts(), gateUp.rows(0, ffn), gateUp.rows(ffn, ffn))...)
+			downs = append(downs, parameters(l.hasExperts(), down)...)
 		}
 		hold(downs...)
+		next = behind
 	}
-	next = 1 + c.Layers*perLayer
+	next = len(list) // final norm and head
+	for _, held := range []bool{norm > 0, !c.TieEmbeddings} {
+		if held {
+			next--
+		}
+	}
 	switch {
 	case c.TieEmbeddings:
 		m.buckets[0].Parameters = append(m.buckets[0].Parameters, parameters(false, m.norm)...)

@@ -244,7 +244,11 @@ func (c Config) dispatchMemory(p Pass, ownTokens int) int64 {
 		int64(c.IntermediateSize)
 	tokens := int64(ownTokens)
 	rows, got := tokens*k, tokens*ranks
-	layers := int64(stageOf(c, p.Stage, p.Shape.Size(comm.PP)).layers) * int64(max(1, p.InFlight))
+	sparse := int64(len(c.ExpertLayers(c.StageLayers(p.Stage, p.Shape.Size(comm.PP)))))
+	if sparse == 0 {
+		return 0
+	}
+	layers := sparse * int64(max(1, p.InFlight))
 	kept := layers
 	if p.Recompute.experts() {
 		kept = 1

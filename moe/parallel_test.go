@@ -184,7 +184,8 @@ func parallelCases(t testing.TB) map[string]Config {
 	few.Experts, few.ExpertsPerToken = 64, 1 // most have no tokens
 	all.Experts, all.ExpertsPerToken = 4, 4  // every rank gets every token
 	all.Architecture, all.NormTopK = Mixtral, true
-	return map[string]Config{"nano": cases["nano"], "gqa": cases["gqa"], "idle experts": few, "every expert": all}
+	return map[string]Config{"nano": cases["nano"], "gqa": cases["gqa"], "idle experts": few, "every expert": all,
+		"dense layer": cases["dense layer"]}
 }
 
 var dispatches = []Dispatch{AllToAll, AllGather}
@@ -694,9 +695,7 @@ func TestBuckets(t *testing.T) {
 					m.SetRecompute(recompute)
 					buckets := m.Buckets()
 					want := 2 + cfg.Layers // layers, head, embedding
-					if cfg.moe() {
-						want += cfg.Layers
-					}
+					want += len(cfg.ExpertLayers(0, cfg.Layers))
 					if cfg.TieEmbeddings {
 						want--
 					}

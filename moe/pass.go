@@ -108,15 +108,15 @@ func (m *Model) backward(ctx context.Context, opts BackwardOptions, size stepSiz
 	}
 	stats := m.stats(opts.Loss.Aux)
 	switch {
-	case c.moe() && opts.Loss.Aux == AuxSequence:
+	case len(w.routers) > 0 && opts.Loss.Aux == AuxSequence:
 		var err error
 		if stats.Aux, err = m.sequenceSlopes(ctx, opts.Loss, size.tokens); err != nil {
 			return Stats{}, err
 		}
-	case c.moe():
+	case len(w.routers) > 0:
 		m.auxSlopes(opts.Loss, share)
 	}
-	zFactor := opts.Loss.ZCoefficient * share * 2 / (float64(c.Layers) * float64(w.tokens()) * float64(max(1,
+	zFactor := opts.Loss.ZCoefficient * share * 2 / (float64(m.expertLayers) * float64(w.tokens()) * float64(max(1,
 		c.ExpertsPerToken)))
 	for i := len(m.layers) - 1; i >= 0; i-- {
 		l, st := &m.layers[i], &w.saved[i]
@@ -127,7 +127,7 @@ func (m *Model) backward(ctx context.Context, opts BackwardOptions, size stepSiz
 		if err := m.feedForwardGrad(ctx, l, st, i, zFactor); err != nil {
 			return Stats{}, err
 		}
-		if c.moe() {
+		if l.hasExperts() {
 			done.next()
 		}
 		if err := m.attendGrad(ctx, l, st, w.shape.recompute.attention() || last); err != nil {
@@ -163,8 +163,8 @@ func (p *progress) next() {
 func (m *Model) take(slot int, batch Batch, train bool) error {
 	_, ranks := m.parallel.sequenceRanks()
 	shape := passShape{rows: batch.Rows, s: batch.SequenceLength / ranks, ranks: ranks, train: train,
-		logits: m.stage.last, layers: len(m.layers), last: m.stage.last, elsewhere: m.parallel.Mesh.Size(comm.EP) > 1,
-		documents: len(batch.Begin) > 0, rounded: m.activations}
+		logits: m.stage.last, from: m.stage.from, layers: len(m.layers), last: m.stage.last,
+		elsewhere: m.parallel.Mesh.Size(comm.EP) > 1, documents: len(batch.Begin) > 0, rounded: m.activations}
 	if err := m.recompute.validate(); err != nil {
 		return err
 	}
@@ -183,8 +183,8 @@ func (m *Model) take(slot int, batch Batch, train bool) error {
 // flight returns the flight of a slot, which must be free.
 func (m *Model) flight(slot int) (*flight, error) {
 	for slot >= len(m.flights) {
-		f := newFlight(m.cfg, len(m.layers))
-		m.block.prepare(f, len(m.layers))
+		f := newFlight(m.cfg, m.stage)
+		m.block.prepare(f, len(f.routers))
 		m.flights = append(m.flights, f)
 	}
 	f := m.flights[slot]

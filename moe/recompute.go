@@ -71,5 +71,5 @@ func (m *Model) restore(ctx context.Context, l *layer, st *saved, number int, fr
 	if fresh || !w.shape.recompute.experts() {
 		return nil
 	}
-	return m.block.expand(ctx, m, l, st, number)
+	return m.blockOf(l).expand(ctx, m, l, st, number)
 }

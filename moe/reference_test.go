@@ -143,7 +143,8 @@ func (r *reference) losses(b Batch) losses {
 		head = "model.embed_tokens.weight"
 	}
 	tokens := float64(b.Rows * b.SequenceLength)
-	n := tokens * float64(c.Layers)
+	sparse := len(c.ExpertLayers(0, c.Layers))
+	n := tokens * float64(sparse)
 	targets := 0.0
 	for t := range b.Rows * b.SequenceLength {
 		if b.Counted == nil || b.Counted[t] {
@@ -217,7 +218,7 @@ func (r *reference) losses(b Batch) losses {
 			}
 			for t := range x {
 				in := before(layer+"post_attention_layernorm.weight", x[t])
-				if c.Dense() {
+				if c.Dense() || c.DenseLayers.Has(l) {
 					addTo(x[t], behind(layer+"post_feedforward_layernorm.weight", r.mlp(layer+"mlp.", in)), 1)
 					continue
 				}
@@ -254,7 +255,7 @@ func (r *reference) losses(b Batch) losses {
 			for e := range c.Experts {
 				share := rowCounts[l][e] / (float64(b.SequenceLength) * float64(c.ExpertsPerToken))
 				mean := rowProbs[l][e] / float64(b.SequenceLength)
-				out.sequence += float64(c.Experts) * share * mean / float64(c.Layers*b.Rows)
+				out.sequence += float64(c.Experts) * share * mean / float64(sparse*b.Rows)
 			}
 		}
 		for t := range x {
@@ -355,8 +356,10 @@ func gradientCases(t testing.TB) map[string]Config {
 	flexOLMo := qwen3MoE
 	flexOLMo.Architecture = FlexOLMo
 	qwen3MoE.SlidingWindow = 2
+	layers := qwen3MoE
+	layers.DenseLayers, layers.DenseSize = "1", 40
 	return map[string]Config{"nano": nano, "gqa": gqa, "dense": dense, "dense tied": tied, "llama": llama,
-		"qwen2": qwen2, "qwen3_moe": qwen3MoE, "flex_olmo": flexOLMo}
+		"qwen2": qwen2, "qwen3_moe": qwen3MoE, "flex_olmo": flexOLMo, "dense layer": layers}
 }
 
 // Gradients of every tensor agree with central differences of the reference: along random
@@ -511,8 +514,8 @@ func TestLossAgainstReference(t *testing.T) {
 			if (stats.RouterEntropy != nil) != cfg.moe() {
 				t.Errorf("router entropy of %s: %v", cfg.Architecture, stats.RouterEntropy)
 			}
-			for l, got := range stats.RouterEntropy {
-				if math.Abs(got-want.entropy[l]) > 1e-5*want.entropy[l] {
+			for i, l := range cfg.ExpertLayers(0, cfg.Layers) {
+				if got := stats.RouterEntropy[i]; math.Abs(got-want.entropy[l]) > 1e-5*want.entropy[l] {
 					t.Errorf("router entropy of layer %d is %v, want %v", l, got, want.entropy[l])
 				}
 			}

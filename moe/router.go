@@ -9,12 +9,11 @@ import (
 	"mula/xpu/comm"
 )
 
-// route computes the router's distribution for the tokens in ws.h and chooses their experts. number
-// is the layer's index.
-func (m *Model) route(l *layer, st *saved, number int) {
+// route computes the router's distribution for the tokens in ws.h and chooses their experts.
+func (m *Model) route(l *layer, st *saved) {
 	w := &m.ws
 	m.dev.MatMul(w.router, w.h, l.router.w.T(), xpu.MatMulOptions{})
-	m.dev.Route(st.routing, w.router, m.parallel.UniformRouting, &w.routers[number])
+	m.dev.Route(st.routing, w.router, m.parallel.UniformRouting, &w.routers[l.sparse])
 }
 
 // settle waits for the commands given so far, and adds up the router measurements of the current
@@ -51,7 +50,7 @@ func (m *Model) routerSums() int {
 	return 2*m.cfg.Experts + 2
 }
 
-// add adds layer number of the current pass.
+// add adds a layer of the current pass, the given one of those with experts.
 func (r routerSums) add(w *workspace, number int) {
 	e, t, layer := len(r)/2-1, float64(w.tokens()), &w.routers[number]
 	for i, p := range layer.Probs {
@@ -67,7 +66,7 @@ func (r routerSums) add(w *workspace, number int) {
 // all layers.
 func (m *Model) auxLoss(form AuxForm) float64 {
 	c, sums := m.cfg, m.ws.sums
-	e, layers, t, k := c.Experts, float64(c.Layers), float64(m.ws.tokens()), float64(c.ExpertsPerToken)
+	e, layers, t, k := c.Experts, float64(m.expertLayers), float64(m.ws.tokens()), float64(c.ExpertsPerToken)
 	switch form {
 	case AuxHF:
 		n, sum := layers*t, 0.0
@@ -84,7 +83,7 @@ func (m *Model) auxLoss(form AuxForm) float64 {
 // zLoss returns the router z-loss of the pass, without its coefficient, from the sum over all
 // layers.
 func (m *Model) zLoss() float64 {
-	return m.ws.sums[2*m.cfg.Experts+1] / float64(m.cfg.Layers*m.ws.tokens()*m.cfg.ExpertsPerToken)
+	return m.ws.sums[2*m.cfg.Experts+1] / float64(m.expertLayers*m.ws.tokens()*m.cfg.ExpertsPerToken)
 }
 
 // auxSlopes sets ws.slopes to the derivatives of the weighted load-balancing loss by the
@@ -92,9 +91,9 @@ func (m *Model) zLoss() float64 {
 // counts of chosen experts as constants.
 func (m *Model) auxSlopes(o LossOptions, share float64) {
 	c, w := &m.cfg, &m.ws
-	layers, t := float64(c.Layers), float64(w.tokens())
+	layers, t := float64(m.expertLayers), float64(w.tokens())
 	slopes := room(&w.floats, w.slopes.Elements())
-	for number := range m.layers {
+	for number := range w.routers {
 		rows := slopes[number*w.slopes.Dim(1)*c.Experts:][:w.slopes.Dim(1)*c.Experts]
 		for i := range c.Experts {
 			var selected, factor float64
@@ -121,11 +120,15 @@ func (m *Model) auxSlopes(o LossOptions, share float64) {
 func (m *Model) sequenceSlopes(ctx context.Context, o LossOptions, tokens int64) (aux float64, err error) {
 	w, c := &m.ws, &m.cfg
 	rows, s, e, k := w.shape.rows, w.shape.s, c.Experts, c.ExpertsPerToken
-	counts := room(&w.rowCounts, len(m.layers)*rows*e)
+	counts := room(&w.rowCounts, len(w.routers)*rows*e)
 	clear(counts)
 	chosen := room(&w.ints, rows*s*k)
-	for l := range m.layers {
-		if err := m.dev.ReadInts(ctx, chosen, w.saved[l].routing.Chosen); err != nil {
+	for i := range m.layers {
+		l := m.layers[i].sparse
+		if l < 0 {
+			continue
+		}
+		if err := m.dev.ReadInts(ctx, chosen, w.saved[i].routing.Chosen); err != nil {
 			return 0, fmt.Errorf("reading the experts of %d rows of %d tokens: %w", rows, s, err)
 		}
 		for i, expert := range chosen {
@@ -138,9 +141,13 @@ func (m *Model) sequenceSlopes(ctx context.Context, o LossOptions, tokens int64)
 		}
 	}
 	length := float64(s * w.shape.ranks)
-	perChoice := float64(e) / (float64(c.Layers) * length * float64(k)) // of one token, in the mean over layers
-	for l := range m.layers {
-		probs, err := xpu.Numbers(ctx, m.dev, w.saved[l].routing.Probs, &w.probs)
+	perChoice := float64(e) / (float64(m.expertLayers) * length * float64(k)) // of one token, in the mean over layers
+	for i := range m.layers {
+		l := m.layers[i].sparse
+		if l < 0 {
+			continue
+		}
+		probs, err := xpu.Numbers(ctx, m.dev, w.saved[i].routing.Probs, &w.probs)
 		if err != nil {
 			return 0, fmt.Errorf("reading the routers of %d rows of %d tokens: %w", rows, s, err)
 		}
@@ -158,11 +165,11 @@ func (m *Model) sequenceSlopes(ctx context.Context, o LossOptions, tokens int64)
 }
 
 // routeGrad turns the gradients of the routing weights, ws.dweight, and of the router losses into
-// the gradient of the logits of layer number, ws.router. With that it adds to the gradients of the
+// the gradient of the layer's logits, ws.router. With that it adds to the gradients of the
 // router's weights and of its input, ws.dh.
-func (m *Model) routeGrad(l *layer, st *saved, number int, zFactor float64) {
+func (m *Model) routeGrad(l *layer, st *saved, zFactor float64) {
 	w := &m.ws
-	m.dev.RouteGrad(st.routing, w.router, w.slopes.Index(number), w.dweight, zFactor)
+	m.dev.RouteGrad(st.routing, w.router, w.slopes.Index(l.sparse), w.dweight, zFactor)
 	m.dev.MatMul(l.router.g, w.router.T(), w.h, accumulate)
 	m.dev.MatMul(w.dh, w.router, l.router.w, accumulate)
 }

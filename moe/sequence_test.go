@@ -56,6 +56,7 @@ func TestSequenceEqualsWhole(t *testing.T) {
 		{name: "nano", expertDP: 2, ep: 2, n: 2, rows: 2, s: 6, documents: []int{4, 1, 2}},
 		{name: "gqa", expertDP: 1, ep: 2, n: 2, rows: 2, s: 10, recompute: RecomputeLayers, documents: []int{1, 7, 3}},
 		{name: "dense", expertDP: 4, ep: 1, n: 4, rows: 1, s: 16, recompute: RecomputeLayers},
+		{name: "dense layer", expertDP: 1, ep: 2, n: 2, rows: 2, s: 6, recompute: RecomputeExperts},
 		{name: "qwen2", expertDP: 2, ep: 1, n: 2, rows: 2, s: 4},
 		{name: "llama", expertDP: 2, ep: 1, n: 2, rows: 1, s: 70, documents: []int{3, 66, 2}},
 	} {

@@ -27,6 +27,7 @@ type passShape struct {
 	train     bool      // backward follows: every layer is saved
 	recompute Recompute // also without train, so that both kinds of passes use the same memory
 	logits    bool      // logits are computed block by block
+	from      int       // number of this model's first layer
 	layers    int       // number of layers in this model
 	last      bool      // this stage has the final norm and the head
 	elsewhere bool      // expert rows are not this rank's tokens: a dispatch has their buffers
@@ -36,17 +37,22 @@ type passShape struct {
 
 // saved holds the values of one layer that the backward pass reads. Without a backward pass all
 // layers share one. Recomputed values are shared by all layers and flights. The routing is always
-// kept, because experts are chosen only once. A dense layer has no routing.
+// kept, because experts are chosen only once. A layer without experts has no routing.
 type saved struct {
 	x0       xpu.Tensor // [T, H] input of the layer
 	attended            // shared with RecomputeLayers
-	// [R, 2I], shared with RecomputeExperts and RecomputeLayers; the backward pass overwrites it
-	// with the gradient
-	gateUp  xpu.Tensor
-	routing xpu.Routing
+	gateUps             // shared with RecomputeExperts and RecomputeLayers
+	routing  xpu.Routing
 
 	// With a norm after the feed-forward block: [T, H] its input, and [T] its statistic.
 	y2, rstdY2 xpu.Tensor
+}
+
+// gateUps hold the gate and up projections of a layer's feed-forward block. The backward pass
+// overwrites them with their gradients. A layer uses one of the tensors, so they share memory.
+type gateUps struct {
+	gateUp xpu.Tensor // [R, 2I] of the experts
+	dense  xpu.Tensor // [T, 2D] of a layer without experts
 }
 
 // attended holds the results of the attention, and the statistics of the norm after it.
@@ -80,14 +86,14 @@ type flight struct {
 	meanL xpu.Tensor // [T]
 	rstdL xpu.Tensor // [T]
 
-	// Of a mixture of experts, on the host.
-	routers []xpu.RouterStats // [L]
-	entropy []float64         // [L] mean over tokens of the entropy of the router's distribution
-	counts  [][]int64         // [L][E] the counts of routers, for Stats
+	// Of the layers with experts, on the host. M is their number.
+	routers []xpu.RouterStats // [M]
+	entropy []float64         // [M] mean over tokens of the entropy of the router's distribution
+	counts  [][]int64         // [M][E] the counts of routers, for Stats
 	sums    routerSums
 
-	ways   []ways        // [L] of a dispatch
-	memory []layerMemory // of each layer; without a backward pass all layers use the first
+	ways   []ways        // [M] of a dispatch
+	memory []layerMemory // of each layer with experts; without a backward pass all layers use the first
 }
 
 type workspace struct {
@@ -109,27 +115,30 @@ type workspace struct {
 	router   xpu.Tensor // [T, E] the router's logits; in the backward pass their gradient
 	gathered xpu.Tensor // [R, H] inputs of the experts
 	act      xpu.Tensor // [R, I]
+	denseAct xpu.Tensor // [T, D] of a layer without experts, in the memory of act
 	expert   xpu.Tensor // [R, H] outputs of the experts; in the backward pass their gradients
 	logits   xpu.Tensor // [logitsRows, V]
 
 	heads wholeHeads // if ranks share rows
 
-	dx      xpu.Tensor // [T, H] gradient of the residual stream
-	dh      xpu.Tensor // [T, H] gradient of h
-	dy      xpu.Tensor // [T, H] gradient of the input of a norm after a block
-	dctx    xpu.Tensor // [T, AD] gradient of ctx, in the memory of dh
-	dk, dv  xpu.Tensor // like k
-	dqkv    xpu.Tensor // [T, AD+2GD]
-	dact    xpu.Tensor // [R, I]
-	dweight xpu.Tensor // [R] gradient of a routing weight
-	slopes  xpu.Tensor // [L, rows, E] derivatives of the load-balancing loss by a probability
+	dx     xpu.Tensor // [T, H] gradient of the residual stream
+	dh     xpu.Tensor // [T, H] gradient of h
+	dy     xpu.Tensor // [T, H] gradient of the input of a norm after a block
+	dctx   xpu.Tensor // [T, AD] gradient of ctx, in the memory of dh
+	dk, dv xpu.Tensor // like k
+	dqkv   xpu.Tensor // [T, AD+2GD]
+	dact   xpu.Tensor // [R, I]
+	// [T, D] of a layer without experts, in the memory of dact
+	denseDact xpu.Tensor
+	dweight   xpu.Tensor // [R] gradient of a routing weight
+	slopes    xpu.Tensor // [M, rows, E] derivatives of the load-balancing loss by a probability
 
 	logitsRows int
 
 	// on the host
 	ints      []int32   // [T], or [T, K]
-	floats    []float32 // [L, rows, E]
-	rowCounts []int64   // [L, rows, E] tokens of each expert, for AuxSequence
+	floats    []float32 // [M, rows, E]
+	rowCounts []int64   // [M, rows, E] tokens of each expert, for AuxSequence
 	probs     []float32 // [T, E] on a discrete device, for AuxSequence
 }
 
@@ -162,18 +171,19 @@ func (w *workspace) plan(dev xpu.Device, c Config, f *flight, shape passShape) e
 			st.attended = w.common.attended
 		}
 		if shape.recompute.experts() {
-			st.gateUp = w.common.gateUp
+			st.gateUps = w.common.gateUps
 		}
 	}
 	w.flight = f
 	return nil
 }
 
-// newFlight makes a flight through the given number of layers, without memory.
-func newFlight(c Config, layers int) *flight {
+// newFlight makes a flight through the layers of a stage, without memory.
+func newFlight(c Config, s stage) *flight {
 	f := &flight{}
 	if c.moe() {
-		f.sums, f.routers = make(routerSums, 2*c.Experts+2), make([]xpu.RouterStats, layers)
+		f.sums, f.routers = make(routerSums, 2*c.Experts+2), make([]xpu.RouterStats,
+			len(c.ExpertLayers(s.from, s.from+s.layers)))
 		for i := range f.routers {
 			f.routers[i].Counts = make([]int64, c.Experts)
 			f.counts = append(f.counts, f.routers[i].Counts)
@@ -185,24 +195,21 @@ func newFlight(c Config, layers int) *flight {
 // tokens returns the number of tokens of a pass, T.
 func (p passShape) tokens() int { return p.rows * p.s }
 
-// expertRows returns the number of rows of the feed-forward products.
+// expertRows returns the number of rows of the experts' products.
 func (p passShape) expertRows(c Config) int {
-	switch {
-	case p.elsewhere:
+	if p.elsewhere {
 		return 0
-	case c.moe():
-		return p.tokens() * c.ExpertsPerToken
 	}
-	return p.tokens()
+	return p.tokens() * c.ExpertsPerToken
 }
 
 // cut allocates all buffers of a flight from a.
 func (f *flight) cut(c Config, p passShape, a *arena) {
 	a.reset()
 	t, r, k, h := p.tokens(), p.expertRows(c), c.ExpertsPerToken, c.HiddenSize
-	layers := 1
+	layers, together := 1, p.layers // layers of an element of saved
 	if p.train {
-		layers = p.layers
+		layers, together = p.layers, 1
 	}
 	if cap(f.saved) < layers {
 		f.saved = make([]saved, layers)
@@ -210,17 +217,18 @@ func (f *flight) cut(c Config, p passShape, a *arena) {
 	f.saved = f.saved[:layers]
 	for i := range f.saved {
 		st := &f.saved[i]
+		sparse, dense := p.kinds(c, i, together)
 		*st = saved{x0: a.f32(t, h)}
 		if !p.recompute.attention() {
 			st.attended.cut(c, p, a)
 		}
 		if !p.recompute.experts() {
-			st.gateUp = p.gateUp(c, a)
+			st.gateUps.cut(c, p, a, sparse, dense)
 		}
 		if c.family().postNorm {
 			st.y2, st.rstdY2 = a.f32(t, h), a.f32(t)
 		}
-		if c.moe() {
+		if sparse {
 			st.routing = xpu.Routing{Probs: a.f32(t, c.Experts), LSE: a.f32(t), Weight: a.f32(r),
 				Chosen: a.i32(t, k), RowOf: a.i32(t, k), TokenOf: a.i32(r), Counts: a.i32(c.Experts),
 				RouterKind: xpu.RouterKind{Renormalize: c.NormTopK}}
@@ -238,16 +246,38 @@ func (f *flight) cut(c Config, p passShape, a *arena) {
 		}
 	}
 	if c.moe() {
-		f.entropy = a.f64(p.layers)
+		f.entropy = a.f64(len(f.routers))
 		for i := range f.routers {
 			f.routers[i].Probs = a.f64(c.Experts)
 		}
 	}
 }
 
-// gateUp allocates the buffer of that name from a.
-func (p passShape) gateUp(c Config, a *arena) xpu.Tensor {
-	return a.of(p.rounded, p.expertRows(c), 2*c.IntermediateSize)
+// kinds reports whether n layers, from layer i of this model on, include layers with experts, and
+// layers without.
+func (p passShape) kinds(c Config, i, n int) (sparse, dense bool) {
+	experts := len(c.ExpertLayers(p.from+i, p.from+i+n))
+	return experts > 0, experts < n
+}
+
+// cut allocates the buffers of layers of the given kinds from a.
+func (g *gateUps) cut(c Config, p passShape, a *arena, sparse, dense bool) {
+	g.gateUp, g.dense = p.feedForward(c, a, p.rounded, 2, sparse, dense)
+}
+
+// feedForward allocates rows of `each` numbers for each intermediate element: of the experts
+// (sparse), and of layers without experts (dense).
+func (p passShape) feedForward(c Config, a *arena, dtype xpu.DType, each int, sparse, dense bool) (ofExperts,
+	ofDense xpu.Tensor) {
+	r, t := 0, 0
+	if sparse {
+		r = p.expertRows(c)
+	}
+	if dense {
+		t = p.tokens()
+	}
+	views := a.views(dtype, []int{r, each * c.IntermediateSize}, []int{t, each * c.denseWidth()})
+	return views[0], views[1]
 }
 
 // cut allocates the buffers from a.
@@ -279,20 +309,21 @@ func (w *workspace) cut(c Config, p passShape, a *arena) {
 	a.reset()
 	w.common = saved{}
 	t := p.tokens()
-	h, ffn, r := c.HiddenSize, c.IntermediateSize, p.expertRows(c)
+	h, r := c.HiddenSize, p.expertRows(c)
+	sparse, dense := p.kinds(c, 0, p.layers)
 	heads := func(n int) xpu.Tensor { return a.f32(p.rows, n, p.s, c.HeadDim()) }
 	if p.recompute.attention() {
 		w.common.attended.cut(c, p, a)
 	}
 	if p.recompute.experts() {
-		w.common.gateUp = p.gateUp(c, a)
+		w.common.gateUps.cut(c, p, a, sparse, dense)
 	}
 	w.targets, w.ce, w.rowLoss = a.i32(t), a.f64(t), a.f64(p.rows)
 	w.h = a.f32(t, h)
 	w.q, w.k, w.v = heads(c.Heads), heads(c.KVHeads), heads(c.KVHeads)
 	w.heads.cut(c, p, a)
-	w.act = a.f32(r, ffn)
-	if c.moe() {
+	w.act, w.denseAct = p.feedForward(c, a, xpu.Float32, 1, sparse, dense)
+	if sparse {
 		w.router, w.gathered, w.expert = a.f32(t, c.Experts), a.f32(r, h), a.f32(r, h)
 	}
 	if p.logits {
@@ -309,9 +340,11 @@ func (w *workspace) cut(c Config, p passShape, a *arena) {
 			w.dy = a.f32(t, h)
 		}
 		w.dk, w.dv = heads(c.KVHeads), heads(c.KVHeads)
-		w.dqkv, w.dact = a.f32(t, c.qkvWidth()), a.f32(r, ffn)
-		if c.moe() {
-			w.dweight, w.slopes = a.f32(r), a.f32(p.layers, max(1, p.rows), c.Experts)
+		w.dqkv = a.f32(t, c.qkvWidth())
+		w.dact, w.denseDact = p.feedForward(c, a, xpu.Float32, 1, sparse, dense)
+		if sparse {
+			w.dweight = a.f32(r)
+			w.slopes = a.f32(len(c.ExpertLayers(p.from, p.from+p.layers)), max(1, p.rows), c.Experts)
 		}
 	}
 }
@@ -353,11 +386,11 @@ func (c Config) Memory(p Pass) Memory {
 	experts, stage := p.Shape.Size(comm.EP), stageOf(c, p.Stage, p.Shape.Size(comm.PP))
 	ranks := max(1, p.SequenceRanks)
 	shape := passShape{rows: p.Rows, s: p.SequenceLength / ranks, ranks: ranks, train: true, recompute: p.Recompute,
-		logits: stage.last, layers: stage.layers, last: stage.last, elsewhere: experts > 1, documents: p.Documents,
-		rounded: p.Activations}
+		logits: stage.last, from: stage.from, layers: stage.layers, last: stage.last, elsewhere: experts > 1,
+		documents: p.Documents, rounded: p.Activations}
 	var shared, flights arena
 	new(workspace).cut(c, shape, &shared)
-	newFlight(c, stage.layers).cut(c, shape, &flights)
+	newFlight(c, stage).cut(c, shape, &flights)
 	n, buffers := 4*stage.parameters(c, c.Experts/experts), shared.bytes()+int64(max(1,
 		p.InFlight))*flights.bytes()
 	rotations := 2 * 4 * int64(p.SequenceLength*c.HeadDim()/2)

@@ -128,7 +128,7 @@ func (o *served) stepped(_ context.Context, p *Progress) error {
 	r := o.run
 	o.server.Publish(record.Status{Version: r.options.Version, Plan: r.data.Plan.Fingerprint(), Device: r.device.Name(),
 		StepsDone: r.state.Step, Steps: r.config.Steps, Tokens: r.state.Tokens, PeakFLOPS: r.start.peak,
-		Spikes: r.state.Spikes}, p.StepMetrics, p.Evaluation)
+		ExpertLayers: r.expertLayers(), Spikes: r.state.Spikes}, p.StepMetrics, p.Evaluation)
 	return nil
 }
 

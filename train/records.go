@@ -164,6 +164,9 @@ func (r *run) runRecord(now time.Time) (*record.Run, error) {
 		PeakFLOPS: r.start.peak,
 		Started:   record.Timestamp(now),
 	}
+	if r.config.Model.DenseLayers != "" {
+		line.ExpertLayers = r.expertLayers()
+	}
 	if r.ranks.Ranks() > 1 {
 		line.Layout = r.config.Layout.String() + ", " + r.ranks.World().Name()
 	}
@@ -173,6 +176,9 @@ func (r *run) runRecord(now time.Time) (*record.Run, error) {
 	}
 	return line, nil
 }
+
+// expertLayers returns the numbers of the model's layers with experts.
+func (r *run) expertLayers() []int { return r.config.Model.ExpertLayers(0, r.config.Model.Layers) }
 
 // openLog makes fingerprints.jsonl the log of the given plan up to the current step, if such a log
 // exists. A log belongs to one plan. openLog renames the log of another plan, and restores the log
@@ -241,9 +247,11 @@ func (o *records) stepped(_ context.Context, p *Progress) error {
 	if s := m.Skipped; s != nil && s.NotFinite {
 		scalars = scalars[4:] // some of the others have no value
 	}
-	for layer, entropy := range m.RouterEntropy {
-		scalars = append(scalars, tensorboard.Scalar{Tag: fmt.Sprintf("router_entropy/layer_%d", layer),
-			Value: entropy})
+	if len(m.RouterEntropy) > 0 {
+		for i, layer := range o.run.expertLayers() {
+			scalars = append(scalars, tensorboard.Scalar{Tag: fmt.Sprintf("router_entropy/layer_%d", layer),
+				Value: m.RouterEntropy[i]})
+		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(m.UpdateRatio)) {
 		scalars = append(scalars, tensorboard.Scalar{Tag: "update_ratio/" + name, Value: m.UpdateRatio[name]})

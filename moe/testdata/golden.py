@@ -137,7 +137,7 @@ def case(file, family, **fields):
         ce = torch.nn.functional.cross_entropy(r.logits.reshape(-1, v), ids[:, 1:].reshape(-1))
         loss = ce
         if moe:
-            e, k, layers, t = config.num_experts, config.num_experts_per_tok, config.num_hidden_layers, ROWS * LENGTH
+            e, k, layers, t = config.num_experts, config.num_experts_per_tok, len(r.router_logits), ROWS * LENGTH
             for row in r.router_logits:  # releases that return softmaxed values here compute another loss
                 assert (row.sum(-1) - 1).abs().max() > 1e-3, "router_logits are probabilities in this release"
             p = [l.softmax(-1) for l in r.router_logits]
@@ -333,6 +333,17 @@ def main():
         norm_topk_prob=True,
         num_key_value_heads=2,
         head_dim=24,
+    )
+    case(
+        "qwen3-moe-layers",
+        "qwen3_moe",
+        **base | {"num_hidden_layers": 5},
+        num_experts=8,
+        num_experts_per_tok=2,
+        moe_intermediate_size=24,
+        mlp_only_layers=[0, 3],
+        num_key_value_heads=2,
+        head_dim=16,
     )
     case("mixtral", "mixtral", **base, **other, num_local_experts=8, num_experts_per_tok=2, num_key_value_heads=2)
     case("olmo2", "olmo2", **base, **other, pad_token_id=1, num_key_value_heads=2)

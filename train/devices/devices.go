@@ -131,7 +131,8 @@ func ScratchBytes(name string, device xpu.Device, model moe.Config, sequenceLeng
 		return 0
 	}
 	if device.Precision().Gradients() == xpu.BFloat16 {
-		thread += 672*max(model.HiddenSize, model.QueryWidth(), model.IntermediateSize) + 4*xpu.BlockSize
+		width := max(model.HiddenSize, model.QueryWidth(), model.IntermediateSize, model.DenseSize)
+		thread += 672*width + 4*xpu.BlockSize
 	}
 	return int64(product+256*model.HiddenSize) + int64(device.Threads())*int64(thread+512*sequenceLength)
 }

@@ -113,9 +113,9 @@ func Compute(in Input) (*Result, error) {
 	var slowest Time // of a micro-batch, in the stage that takes longest
 	forVotes := 0.0
 	for i, s := range stages {
-		work, again := flops(c, l, s)
+		work, again := flops(c, l, i)
 		r.Computed = max(r.Computed, (work+again)*tokens)
-		dispatch := dispatchTraffic(c, s.Layers, l, in.Trainer)
+		dispatch := dispatchTraffic(c, i, l, in.Trainer)
 		sequences := sequenceTraffic(c, s, l, in.Trainer)
 		weights := OptimizerTraffic(s.Replicated, s.Divided, l, in.Trainer)
 		votes := slices.Concat(StageVotes(c, i, l, in.Trainer), ofWorld)
@@ -176,15 +176,12 @@ func Compute(in Input) (*Result, error) {
 // in a group. Each of these is a bucket: the experts of a layer, the rest of a layer, the
 // embedding, and the final norm with the head.
 func buckets(c moe.Config, l Layout, i int, s Stage, g comm.Axes) int {
-	replicated, divided := s.Layers, 0
+	replicated, divided := s.Layers, s.ExpertLayers
 	if i == 0 && (l.Size(comm.PP) > 1 || !c.TieEmbeddings) {
 		replicated++
 	}
 	if s.Head {
 		replicated++
-	}
-	if c.Experts > 0 {
-		divided = s.Layers
 	}
 	switch {
 	case g == comm.Replicas && l.Optimizer == SO:

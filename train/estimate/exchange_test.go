@@ -226,11 +226,22 @@ func TestTwoLevelsAreCounted(t *testing.T) {
 // A model whose ranks share the experts sends what the formulas say: with all-gather to the byte,
 // with all-to-all about as much, because its router does not choose quite evenly.
 func TestDispatchTrafficIsCounted(t *testing.T) {
-	const rows, length, micro = 2, 64, 2
-	c, err := moe.Preset("mula-nano")
+	nano, err := moe.Preset("mula-nano")
 	if err != nil {
 		t.Fatal(err)
 	}
+	layers := nano
+	layers.Architecture, layers.Layers, layers.DenseSize = moe.Qwen3MoE, 4, 64
+	first, last := layers, layers
+	first.DenseLayers, last.DenseLayers = "0-1", "1,3"
+	for _, c := range []moe.Config{nano, first, last} {
+		dispatchIsCounted(t, c)
+	}
+}
+
+func dispatchIsCounted(t *testing.T, c moe.Config) {
+	t.Helper()
+	const rows, length, micro = 2, 64, 2
 	for _, dispatch := range []moe.Dispatch{moe.AllGather, moe.AllToAll} {
 		for _, recompute := range []moe.Recompute{moe.RecomputeNone, moe.RecomputeExperts, moe.RecomputeLayers} {
 			for _, ep := range []int{2, 4} {
@@ -261,8 +272,9 @@ func TestDispatchTrafficIsCounted(t *testing.T) {
 					}
 					return mesh.Group(comm.EP), nil
 				})
-				for _, e := range dispatchTraffic(c, c.Layers, l, Mula) {
-					got, name := counts[e.Operation], fmt.Sprintf("ep %d, %s, recompute %s, %s", ep, dispatch,
+				for _, e := range dispatchTraffic(c, 0, l, Mula) {
+					got := counts[e.Operation]
+					name := fmt.Sprintf("dense layers %q, ep %d, %s, recompute %s, %s", c.DenseLayers, ep, dispatch,
 						recompute, e.Name)
 					if dispatch == moe.AllGather && got != e.Total {
 						t.Errorf("%s: %d bytes were sent, the formula says %d", name, got, e.Total)
@@ -340,7 +352,7 @@ func TestSequenceTrafficIsCounted(t *testing.T) {
 // Every rank receives the bytes of the formula for votes, for several numbers of ranks, on one host
 // and on several.
 func TestVotesReceived(t *testing.T) {
-	c := moe.Config{Layers: 5, Experts: 9}
+	c := moe.Config{Architecture: moe.OLMoE, Layers: 5, Experts: 9}
 	for _, test := range []struct{ dp, pp, ep, perHost int }{{2, 1, 1, 0}, {5, 1, 2, 0}, {4, 3, 1, 0}, {4, 2, 2, 4},
 		{6, 2, 3, 6}, {12, 1, 1, 4}, {8, 1, 4, 4}} {
 		l := Layout{Shape: shape(test.dp, test.ep, test.pp), ReduceNorm: true, SequenceLength: 8, Sources: 3,

@@ -227,12 +227,15 @@ func TrainerByName(name string) (Trainer, error) {
 
 // A Stage is a stage of the pipeline, with the weights of one of its ranks.
 type Stage struct {
-	Layers   int   `json:"layers"`
-	PerLayer int64 `json:"per_layer"` // replicated weights of a layer
-	Head     bool  `json:"head"`      // the stage computes the logits
+	Layers       int   `json:"layers"`
+	ExpertLayers int   `json:"expert_layers"` // of these, layers with experts
+	PerLayer     int64 `json:"per_layer"`     // replicated weights of a layer, the most of a layer
+	Head         bool  `json:"head"`          // the stage computes the logits
 	// weights that every rank of the stage has: attention, norms, router, embedding and head
 	Replicated int64 `json:"replicated"`
 	Divided    int64 `json:"divided"` // weights of the rank's own experts
+
+	inLayers int64 // the part of Replicated that is in layers
 }
 
 // Elements is the number of weights on the rank.
@@ -250,23 +253,22 @@ func Stages(c moe.Config, l Layout) ([]Stage, error) {
 
 // stages is Stages for a valid layout.
 func stages(c moe.Config, l Layout) []Stage {
-	h, ffn := int64(c.HiddenSize), int64(c.IntermediateSize)
-	embedding := int64(c.VocabSize) * h
-	norm := int64(c.NormWeights())
-	expert := 3 * h * ffn
-	experts := int64(c.Experts) * expert
-	ends := embedding + norm
-	if !c.TieEmbeddings {
-		ends += embedding
-	}
-	layers := int64(c.Layers)
-	layer := (c.TotalParameters()-ends)/layers - experts // replicated weights of a layer
+	embedding, norm := int64(c.VocabSize)*int64(c.HiddenSize), int64(c.NormWeights())
 	stages := make([]Stage, l.Size(comm.PP))
 	for i := range stages {
 		from, to := c.StageLayers(i, l.Size(comm.PP))
-		n := int64(to - from)
-		stages[i] = Stage{Layers: int(n), PerLayer: layer, Replicated: n * layer,
-			Divided: n * experts / int64(l.Size(comm.EP))}
+		s := Stage{Layers: to - from}
+		for layer := from; layer < to; layer++ {
+			replicated, expert := c.LayerParameters(layer)
+			s.PerLayer = max(s.PerLayer, replicated)
+			s.Replicated += replicated
+			s.inLayers += replicated
+			if expert > 0 {
+				s.ExpertLayers++
+				s.Divided += int64(c.Experts) * expert / int64(l.Size(comm.EP))
+			}
+		}
+		stages[i] = s
 	}
 	stages[0].Replicated += embedding
 	last := &stages[l.Size(comm.PP)-1]

@@ -1,6 +1,8 @@
 package estimate
 
 import (
+	"slices"
+
 	"mula/moe"
 	"mula/xpu"
 	"mula/xpu/comm"
@@ -74,9 +76,9 @@ func StageMemory(c moe.Config, l Layout, t Trainer, i int) Memory {
 		m.Activations, m.HostOnly = pass.Buffers, m.HostOnly+pass.OnHost
 		return m
 	}
-	saved, scratch := activations(c, l, s)
+	saved, scratch := activations(c, l, i)
 	rotation := int64(l.SequenceLength) * int64(c.HeadDim()) // for each position
-	m.Activations = int64(t.Activations) * (int64(inFlight)*tokens*int64(s.Layers)*saved + tokens*scratch + rotation)
+	m.Activations = int64(t.Activations) * (int64(inFlight)*tokens*saved + tokens*scratch + rotation)
 	if s.Head {
 		m.Activations += int64(t.Activations) * min(tokens, max(logitsElements/int64(c.VocabSize),
 			logitsTokens)) * int64(c.VocabSize)
@@ -160,15 +162,18 @@ func roundedBytes(c moe.Config, l Layout, t Trainer, s Stage) int64 {
 	most, _ := s.end(c)
 	most = max(most, s.PerLayer)
 	if l.Size(comm.Replicas) > 1 {
-		most = max(most, s.Divided/int64(s.Layers))
+		most = max(most, s.divided())
 	}
 	return int64(t.Gradients) * most
 }
 
+// divided returns the number of weights of the rank's own experts of a layer.
+func (s Stage) divided() int64 { return s.Divided / int64(max(1, s.ExpertLayers)) }
+
 // end returns the number of weights in the largest bucket outside of the layers, with the embedding
 // or the head, and how many of them are the final norm's.
 func (s Stage) end(c moe.Config) (weights, norm int64) {
-	n, vocabulary := s.Replicated-int64(s.Layers)*s.PerLayer, int64(c.VocabSize)*int64(c.HiddenSize)
+	n, vocabulary := s.Replicated-s.inLayers, int64(c.VocabSize)*int64(c.HiddenSize)
 	if n == 0 {
 		return 0, 0
 	}
@@ -179,18 +184,29 @@ func (s Stage) end(c moe.Config) (weights, norm int64) {
 // groups (each is an [comm.Comm]). It is the maximum over the ranks of the stage.
 func SumBytes(c moe.Config, l Layout, t Trainer, stage int) int64 {
 	s := stages(c, l)[stage]
-	h, q, ffn := int64(c.HiddenSize), int64(c.QueryWidth()), int64(c.IntermediateSize)
+	h, q := int64(c.HiddenSize), int64(c.QueryWidth())
 	vocabulary := int64(c.VocabSize) * h
 	// tensor: elements of the largest tensor; norm: elements of the final norm
 	type bucket struct{ elements, tensor, norm int64 }
-	layer, experts, end := bucket{s.PerLayer, h * max(q, int64(c.Experts)), 0}, bucket{s.Divided / int64(s.Layers),
-		h * ffn, 0}, bucket{}
-	if c.Experts == 0 {
-		layer.tensor = max(layer.tensor, h*ffn)
+	var layers []bucket // without experts
+	from, to := c.StageLayers(stage, l.Size(comm.PP))
+	for i := from; i < to; i++ {
+		elements, expert := c.LayerParameters(i)
+		largest := h * q
+		if expert > 0 {
+			largest = max(largest, h*int64(c.Experts))
+		} else {
+			largest = max(largest, h*int64(c.ActiveWidth(i)))
+		}
+		if b := (bucket{elements, largest, 0}); !slices.Contains(layers, b) {
+			layers = append(layers, b)
+		}
 	}
+	experts, end := bucket{s.divided(), h * int64(c.IntermediateSize), 0}, bucket{}
 	if n, norm := s.end(c); n > 0 {
 		end = bucket{n, vocabulary, norm}
 	}
+	replicated := append(layers, end)
 	// of returns the buffer size of a group. Each of its ranks owns a part of every bucket: an
 	// equal part, or complete blocks or tensors.
 	of := func(g comm.Axes, even bool, buckets ...bucket) int64 {
@@ -216,34 +232,39 @@ func SumBytes(c moe.Config, l Layout, t Trainer, stage int) int64 {
 	}
 	switch l.Optimizer {
 	case Unsharded:
-		return of(comm.Data, true, layer, end) + of(comm.Replicas, true, experts)
+		return of(comm.Data, true, replicated...) + of(comm.Replicas, true, experts)
 	case SO:
-		return of(comm.EP, true, layer, end) + of(comm.Replicas, false, layer, end, experts)
+		return of(comm.EP, true, replicated...) + of(comm.Replicas, false, append(replicated, experts)...)
 	}
-	return of(comm.Data, false, layer, end) + of(comm.Replicas, false, experts)
+	return of(comm.Data, false, replicated...) + of(comm.Replicas, false, experts)
 }
 
 // over returns n/by, rounded up.
 func over(n, by int64) int64 { return (n + by - 1) / by }
 
-// activations returns how many numbers a rank saves per token and layer for the backward pass, and
-// how many more it needs per token as scratch, if the router uses all experts equally. Both count
-// allocations of package moe. Attention scores are not included: the device computes them in
-// blocks.
-func activations(c moe.Config, l Layout, s Stage) (saved, scratch int64) {
-	h, ffn, heads := int64(c.HiddenSize), int64(c.IntermediateSize), int64(c.Heads)
-	q, kv := int64(c.QueryWidth()), int64(c.KVWidth())
-	// outputs of experts, or of the dense layer, per token; numbers that the router saves
-	rows, routing := int64(1), int64(0)
-	if c.Experts > 0 {
-		rows = int64(c.ExpertsPerToken)
-		routing = int64(c.Experts) + 4*rows + 1
+// activations returns how many numbers a rank of stage i saves per token for the backward pass, in
+// all layers, and how many more it needs per token as scratch, the most of a layer, if the router
+// uses all experts equally. Both count allocations of package moe. Attention scores are not
+// included: the device computes them in blocks.
+func activations(c moe.Config, l Layout, i int) (saved, scratch int64) {
+	from, to := c.StageLayers(i, l.Size(comm.PP))
+	for layer := from; layer < to; layer++ {
+		n, more := layerActivations(c, l, layer)
+		saved, scratch = saved+n, max(scratch, more)
 	}
-	input := h + routing
+	return saved, scratch
+}
+
+func layerActivations(c moe.Config, l Layout, layer int) (saved, scratch int64) {
+	h, width, heads := int64(c.HiddenSize), int64(c.ActiveWidth(layer)), int64(c.Heads)
+	q, kv := int64(c.QueryWidth()), int64(c.KVWidth())
 	attention := (q + 2*kv) + q + h + heads + 4 // projections, context and residual stream; sums of softmax and norms
-	products := rows * 2 * ffn
-	scratch = 3*h + q + max(h, q) + (q + 2*kv) + 4*kv + 2*rows*ffn + 6
-	if c.Experts > 0 {
+	products := 2 * width
+	scratch = 3*h + q + max(h, q) + (q + 2*kv) + 4*kv + 2*width + 6
+	input := h
+	if c.HasExperts(layer) {
+		rows := int64(c.ExpertsPerToken)       // outputs of experts per token
+		input += int64(c.Experts) + 4*rows + 1 // numbers that the router saves
 		scratch += 2*rows*h + int64(c.Experts) + rows
 	}
 	switch l.Recompute {

@@ -164,21 +164,21 @@ func (m *Machine) seconds(p place, e Exchange, how collectives) float64 {
 	return inside/link + across/(p.network/float64(p.sharing)) + messages*m.Latency.Value
 }
 
-// flops returns the FLOPs of a stage for one token in a forward and backward pass, and the
+// flops returns the FLOPs of stage i for one token in a forward and backward pass, and the
 // additional FLOPs of recomputation. Attention counts in full, without the causal mask.
-func flops(c moe.Config, l Layout, s Stage) (model, again float64) {
-	head := 6 * float64(c.VocabSize) * float64(c.HiddenSize)
-	layer := (c.FLOPsPerToken(l.SequenceLength) - head) / float64(c.Layers)
-	model = float64(s.Layers) * layer
-	switch l.Recompute {
-	case moe.RecomputeExperts:
-		again = float64(s.Layers) * 6 * float64(max(1,
-			c.ExpertsPerToken)) * float64(c.HiddenSize) * float64(c.IntermediateSize)
-	case moe.RecomputeLayers:
+func flops(c moe.Config, l Layout, i int) (model, again float64) {
+	from, to := c.StageLayers(i, l.Size(comm.PP))
+	for layer := from; layer < to; layer++ {
+		model += c.LayerFLOPs(layer, l.SequenceLength)
+		if l.Recompute == moe.RecomputeExperts {
+			again += 6 * float64(c.HiddenSize) * float64(c.ActiveWidth(layer))
+		}
+	}
+	if l.Recompute == moe.RecomputeLayers {
 		again = model / 3
 	}
-	if s.Head {
-		model += head
+	if i == l.Size(comm.PP)-1 {
+		model += 6 * float64(c.VocabSize) * float64(c.HiddenSize)
 	}
 	return model, again
 }

@@ -86,12 +86,14 @@ func OptimizerTraffic(replicated, divided int64, l Layout, t Trainer) []Exchange
 	return out
 }
 
-// dispatchTraffic returns the exchanges of tokens per step, for a rank of a stage with the given
-// number of layers, if the router uses all experts equally. For mula it counts everything that
-// [moe.Config.DispatchBytes] counts, and for other trainers only hidden states. With recomputation,
-// the inputs of experts are sent again; other trainers also send the outputs again.
-func dispatchTraffic(c moe.Config, layers int, l Layout, t Trainer) []Exchange {
-	if l.Size(comm.EP) == 1 {
+// dispatchTraffic returns the exchanges of tokens per step, for a rank of stage i, if the router
+// uses all experts equally. For mula it counts everything that [moe.Config.DispatchBytes] counts,
+// and for other trainers only hidden states. With recomputation, the inputs of experts are sent
+// again; other trainers also send the outputs again.
+func dispatchTraffic(c moe.Config, i int, l Layout, t Trainer) []Exchange {
+	from, to := c.StageLayers(i, l.Size(comm.PP))
+	layers := len(c.ExpertLayers(from, to))
+	if l.Size(comm.EP) == 1 || layers == 0 {
 		return nil
 	}
 	micro, n := int64(l.MicroBatches()), int64(l.Size(comm.EP))
@@ -105,7 +107,7 @@ func dispatchTraffic(c moe.Config, layers int, l Layout, t Trainer) []Exchange {
 	// numbers of t.Activations bytes that a rank sends; numbers of 4 bytes; operations
 	var there, back, counts, callsThere, callsBack int64
 	if t.Own {
-		if l.Size(comm.PP) == 1 || micro == 1 {
+		if (l.Size(comm.PP) == 1 || micro == 1) && c.HasExperts(to-1) {
 			again = max(0, again-1) // the last layer is not recomputed
 		}
 		there = copies * (depth*(2*h+2*k) + again*h)
@@ -328,12 +330,8 @@ func (l Layout) sections() int { return (l.DataRanks() + l.section() - 1) / l.se
 // its experts: while they are added, as integers of 8 bytes with as many counts as fit, and in a
 // message to rank 0.
 func (l Layout) voteBytes(c moe.Config, stage int) (vote, tally, added, counts int64) {
-	from, to := c.StageLayers(stage, l.Size(comm.PP))
-	layers := int64(to - from)
-	vote, tally = voteHead, tallyHead
-	if c.Experts > 0 {
-		vote, tally = vote+8*layers, tally+8*layers
-	}
+	layers := int64(len(c.ExpertLayers(c.StageLayers(stage, l.Size(comm.PP)))))
+	vote, tally = voteHead+8*layers, tallyHead+8*layers
 	if stage == l.Size(comm.PP)-1 {
 		vote += voteRow * int64(l.Sequences())
 		tally += tallySource*int64(max(1, l.Sources)) + int64(fingerprint.HasherBytes)

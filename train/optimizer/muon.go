@@ -282,7 +282,7 @@ func (r *muon) updateHost(o *Optimizer, p, begin, end int) {
 func muonScratchBytes(m moe.Config, threads int) int64 {
 	h, q, kv, ffn := m.HiddenSize, m.QueryWidth(), m.KVWidth(), m.IntermediateSize
 	var elements, side [2]int64 // of small and of large matrices
-	for _, s := range [][2]int{{q, h}, {kv, h}, {ffn, h}} {
+	for _, s := range [][2]int{{q, h}, {kv, h}, {ffn, h}, {m.DenseSize, h}} {
 		n, k := int64(s[0])*int64(s[1]), 0
 		if n >= muonLarge {
 			k = 1

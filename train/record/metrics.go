@@ -29,8 +29,10 @@ type Run struct {
 	FLOPsPerToken float64 `json:"flops_per_token"`
 	// peak of the products of all ranks' devices, in FLOP/s, measured on rank 0 at the start
 	PeakFLOPS float64 `json:"peak_flops"`
-	Layout    string  `json:"layout,omitempty"` // for several ranks; see [mula/train.LayoutConfig.String]
-	Started   string  `json:"started"`          // RFC 3339
+	// numbers of the layers with experts, if others have none; lists by layer have these layers
+	ExpertLayers []int  `json:"expert_layers,omitempty"`
+	Layout       string `json:"layout,omitempty"` // for several ranks; see [mula/train.LayoutConfig.String]
+	Started      string `json:"started"`          // RFC 3339
 }
 
 // StepMetrics is the line of one step in metrics.jsonl. Losses are means over unmasked targets, in
@@ -58,11 +60,11 @@ type StepMetrics struct {
 	Time            string             `json:"time"` // RFC 3339
 	SourceLoss      map[string]float64 `json:"source_loss"`
 	SourceSamples   map[string]int     `json:"source_samples"`
-	// [layer][expert]; absent for dense models. The file has it in some steps, see
+	// [layer with experts][expert]; absent for dense models. The file has it in some steps, see
 	// [StepMetrics.Summarise].
 	ExpertTokens [][]int64   `json:"expert_tokens,omitempty"`
 	ExpertLoad   *ExpertLoad `json:"expert_load,omitempty"` // in the file; absent for dense models
-	// [layer], nats: mean over tokens of −Σ p ln p of the router's distribution
+	// [layer with experts], nats: mean over tokens of −Σ p ln p of the router's distribution
 	RouterEntropy []float64 `json:"router_entropy,omitempty"`
 	// by group of tensors, in steps that measure it: ‖change of the weights‖ / ‖weights before‖
 	UpdateRatio map[string]float64 `json:"update_ratio,omitempty"`
@@ -110,7 +112,7 @@ func (r Ratio) MarshalJSON() ([]byte, error) { return fourDigits(float64(r)), ni
 
 func fourDigits(x float64) []byte { return strconv.AppendFloat(nil, x, 'g', 4, 64) }
 
-// ExpertLoad has the [Balance] of each layer.
+// ExpertLoad has the [Balance] of each layer with experts.
 type ExpertLoad struct {
 	MaxOverMean []Ratio `json:"max_over_mean"`
 	Entropy     []Ratio `json:"entropy"`

@@ -93,6 +93,7 @@ type Status struct {
 	StepsDone, Steps      int64
 	Tokens                int64         // trained on
 	PeakFLOPS             float64       // as in [Run]
+	ExpertLayers          []int         // numbers of all layers with experts
 	Spikes                *spikes.State // or nil
 }
 
@@ -126,15 +127,16 @@ func (s *Server) Publish(run Status, m StepMetrics, evaluation *Evaluation) {
 	if len(m.ExpertTokens) > 0 {
 		t.head("mula_expert_load_max_over_mean", "gauge",
 			"Largest load of an expert in each layer in the last step, relative to the mean load.")
-		for layer, counts := range m.ExpertTokens {
-			t.value("mula_expert_load_max_over_mean", BalanceOf(counts).MaxOverMean, "layer", strconv.Itoa(layer))
+		for i, counts := range m.ExpertTokens {
+			t.value("mula_expert_load_max_over_mean", BalanceOf(counts).MaxOverMean, "layer",
+				strconv.Itoa(run.ExpertLayers[i]))
 		}
 	}
 	if len(m.RouterEntropy) > 0 {
 		t.head("mula_router_entropy", "gauge",
 			"Entropy of the router's distribution in each layer in the last step, nats, mean over tokens.")
-		for layer, entropy := range m.RouterEntropy {
-			t.value("mula_router_entropy", entropy, "layer", strconv.Itoa(layer))
+		for i, entropy := range m.RouterEntropy {
+			t.value("mula_router_entropy", entropy, "layer", strconv.Itoa(run.ExpertLayers[i]))
 		}
 	}
 	if r := m.RankSeconds; r != nil {

@@ -65,7 +65,8 @@ func TestGolden(t *testing.T) {
 		shares: [][]float64{{0.5, 0.375, 0.125}, {0.5, 0.5, 0}, {0, 0, 0}, {0.25, 0.5, 0.25}},
 	}).svg())
 	golden(t, "heat", (&heatMap{
-		label: "load", width: 640, rowName: "layer", xLabel: "expert", scaleLabel: "× mean", noteHead: "max/mean",
+		label: "load", width: 640, rowName: "layer", row: func(i int) int { return i }, xLabel: "expert",
+		scaleLabel: "× mean", noteHead: "max/mean",
 		notes:  []string{"1.00×", "4.00×"},
 		titles: []string{"layer 0: even", "layer 1: one expert"}, values: [][]float64{{1, 1, 1, 1}, {4, 0, nan, 0.5}},
 	}).svg())

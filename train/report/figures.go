@@ -373,7 +373,7 @@ func loadFigure(r *Run) page.Figure {
 		return page.Figure{}
 	}
 	m := heatMap{
-		label: "load of each expert in each layer", width: half, rowName: "layer", xLabel: "expert",
+		label: "load of each expert in each layer", width: half, rowName: "layer", row: r.layer, xLabel: "expert",
 		scaleLabel: "× the layer's mean load", noteHead: "max/mean, entropy",
 	}
 	for layer, counts := range r.ExpertLoad {
@@ -399,7 +399,8 @@ func loadFigure(r *Run) page.Figure {
 		m.values = append(m.values, row)
 		m.notes = append(m.notes, quantity.Exact(b.MaxOverMean, 3)+"×, "+quantity.Exact(b.Entropy, 3))
 		m.titles = append(m.titles, fmt.Sprintf("layer %d: busiest expert %d with %s × the mean, least busy expert %d "+
-			"with %s ×", layer, busiest, quantity.Exact(row[busiest], 3), least, quantity.Exact(row[least], 3)))
+			"with %s ×", r.layer(layer), busiest, quantity.Exact(row[busiest], 3), least,
+			quantity.Exact(row[least], 3)))
 	}
 	over := fmt.Sprintf("%d steps up to step %d", r.LoadSteps, r.LoadLast)
 	if r.LoadSteps == 1 {
@@ -418,9 +419,9 @@ func imbalanceFigure(r *Run) page.Figure {
 	}
 	edges := columns(len(r.Spans), heatColumns)
 	m := heatMap{
-		label: "load of the busiest expert of each layer over steps", width: half, rowName: "layer", xLabel: "step",
-		scaleLabel: "busiest ÷ mean",
-		overSteps:  true, xLo: r.stepAt(0), xHi: float64(r.Next),
+		label: "load of the busiest expert of each layer over steps", width: half, rowName: "layer", row: r.layer,
+		xLabel: "step", scaleLabel: "busiest ÷ mean",
+		overSteps: true, xLo: r.stepAt(0), xHi: float64(r.Next),
 	}
 	for layer := range r.Layers {
 		row := make([]float64, len(edges)-1)
@@ -526,7 +527,7 @@ func routerEntropyFigure(r *Run) page.Figure {
 		})
 		s := curveSeries{points: means(curve, curvePoints), colour: layer, faint: true}
 		if layer%every == 0 || layer == layers-1 {
-			s.name, s.faint, s.colour = fmt.Sprintf("layer %d", layer), false, layer/every
+			s.name, s.faint, s.colour = fmt.Sprintf("layer %d", r.layer(layer)), false, layer/every
 		}
 		chart.series = append(chart.series, s)
 	}

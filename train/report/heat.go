@@ -14,9 +14,10 @@ import (
 type heatMap struct {
 	label      string
 	width      float64
-	rowName    string      // what a row is; a row's name is this word and its number
-	values     [][]float64 // row × column; NaN is left blank
-	notes      []string    // one for each row, written at its end; nil: none
+	rowName    string          // what a row is
+	row        func(i int) int // number of a row
+	values     [][]float64     // row × column; NaN is left blank
+	notes      []string        // one for each row, written at its end; nil: none
 	noteHead   string
 	titles     []string // tooltips of the rows
 	xLabel     string
@@ -39,7 +40,7 @@ func (m *heatMap) svg() template.HTML {
 	}
 	top := 54.0
 	d := newDrawing(m.label, m.width, top+rowHeight*float64(len(m.values))+marginFoot)
-	left := 30 + chart.TextWidth*float64(len(fmt.Sprint(len(m.values)-1)))
+	left := 30 + chart.TextWidth*float64(len(fmt.Sprint(m.row(len(m.values)-1))))
 	right := d.Width - noteWidth
 	octaves := m.octaves()
 	d.scale(left, octaves, m.scaleLabel)
@@ -51,9 +52,9 @@ func (m *heatMap) svg() template.HTML {
 		if m.titles != nil {
 			title = "<title>" + chart.Escape(m.titles[r]) + "</title>"
 		}
-		d.Add(`<g>%s%s`, title, m.row(r, octaves, left, right, y, rowHeight))
+		d.Add(`<g>%s%s`, title, m.cells(r, octaves, left, right, y, rowHeight))
 		if r%every == 0 {
-			d.Add(`<text class="tick" x="%s" y="%s" text-anchor="end">%d</text>`, left-6, y+rowHeight/2+4, r)
+			d.Add(`<text class="tick" x="%s" y="%s" text-anchor="end">%d</text>`, left-6, y+rowHeight/2+4, m.row(r))
 			if m.notes != nil {
 				d.Add(`<text class="tick" x="%s" y="%s">%s</text>`, right+8, y+rowHeight/2+4, chart.Escape(m.notes[r]))
 			}
@@ -72,8 +73,8 @@ func (m *heatMap) svg() template.HTML {
 	return d.end()
 }
 
-// row draws the cells of a row. Adjacent cells of the same colour are one rectangle.
-func (m *heatMap) row(r, octaves int, left, right, y, height float64) string {
+// cells draws the cells of a row. Adjacent cells of the same colour are one rectangle.
+func (m *heatMap) cells(r, octaves int, left, right, y, height float64) string {
 	var b strings.Builder
 	row := m.values[r]
 	at := func(c int) float64 { return left + (right-left)*float64(c)/float64(len(row)) }

@@ -69,6 +69,14 @@ type Run struct {
 	firstSourceLoss []float64 // NaN without a loss
 }
 
+// layer returns the number of a layer of a list by layer.
+func (r *Run) layer(i int) int {
+	if i < len(r.Info.ExpertLayers) {
+		return r.Info.ExpertLayers[i]
+	}
+	return i
+}
+
 // lastLosses is the largest number of steps over which the last loss is averaged.
 const lastLosses = 50
 
@@ -86,7 +94,8 @@ type Info struct {
 	BatchSize        int64              `json:"batch_size"`
 	Steps            int64              `json:"steps"`
 	Device           string             `json:"device"`
-	PeakFLOPS        float64            `json:"peak_flops"` // measured, FLOP/s; 0 in runs of older versions
+	ExpertLayers     []int              `json:"expert_layers"` // of lists by layer; nil: all layers
+	PeakFLOPS        float64            `json:"peak_flops"`    // measured, FLOP/s; 0 in runs of older versions
 	Started          time.Time          `json:"started"`
 }
 
@@ -482,6 +491,9 @@ func (p *parser) checkLayers(n int) error {
 	}
 	if n != p.layers {
 		return fmt.Errorf("%d layers, but the first step has %d", n, p.layers)
+	}
+	if named := p.run.Info.ExpertLayers; named != nil && n > len(named) {
+		return fmt.Errorf("%d layers, but expert_layers in the first line has %d", n, len(named))
 	}
 	return nil
 }

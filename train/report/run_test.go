@@ -17,6 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"mula/internal/page"
 	"mula/train/record"
 )
 
@@ -448,4 +449,23 @@ func FuzzRead(f *testing.F) {
 		}
 		checkDrawings(t, out.String())
 	})
+}
+
+// The lists of a run whose model has layers without experts are about the layers with experts, and
+// the report names them by their numbers.
+func TestExpertLayers(t *testing.T) {
+	first := strings.Replace(headLine, `"sources":`, `"expert_layers":[2,5,6],"sources":`, 1)
+	run, err := parse(strings.NewReader(first+step0+step1+step2), "m")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, figure := range []page.Figure{loadFigure(run), imbalanceFigure(run)} {
+		if !strings.Contains(string(figure.Chart), ">5</text>") {
+			t.Errorf("%s does not name layer 5", figure.Title)
+		}
+	}
+	if _, err := parse(strings.NewReader(strings.Replace(first, "[2,5,6]", "[2]", 1)+step0), "m"); err == nil ||
+		!strings.Contains(err.Error(), "3 layers, but expert_layers in the first line has 1") {
+		t.Errorf("more layers than expert_layers: %v", err)
+	}
 }

@@ -57,7 +57,7 @@ type Votes struct {
 	other     []uint64  // of another rank of the stage
 	tally     *tally
 	message   []byte
-	counts    []int64 // tokens of each expert of each layer of this stage
+	counts    []int64 // tokens of each expert of each layer with experts of this stage
 	packed    []int64
 	decisions []float64 // what Exchange broadcasts
 
@@ -110,11 +110,7 @@ func New(ranks *group.Group, model moe.Config, batchSize, sources int) *Votes {
 
 // layers returns the number of layers with experts of a stage.
 func (v *Votes) layers(stage int) int {
-	if v.model.Experts == 0 {
-		return 0
-	}
-	from, to := v.model.StageLayers(stage, v.stages)
-	return to - from
+	return len(v.model.ExpertLayers(v.model.StageLayers(stage, v.stages)))
 }
 
 // voteWords returns the length of a vote of a stage.

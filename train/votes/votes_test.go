@@ -84,7 +84,7 @@ func TestExchangeIsOrdered(t *testing.T) {
 	for _, sizes := range []struct{ dp, pp, ep int }{{1, 1, 1}, {2, 1, 1}, {2, 3, 2}, {7, 1, 1}, {3, 2, 3},
 		{17, 1, 1}} {
 		shape := comm.NewShape(map[comm.Axes]int{comm.ExpertDP: sizes.dp, comm.PP: sizes.pp, comm.EP: sizes.ep})
-		for _, model := range []moe.Config{{Layers: 5}, {Layers: 5, Experts: 9}} {
+		for _, model := range []moe.Config{{Layers: 5}, {Architecture: moe.OLMoE, Layers: 5, Experts: 9}} {
 			ranks, batch := shape.Ranks(), slots*shape.Size(comm.Data)
 			first := int64(step * batch)
 			metrics, rows := make([]record.StepMetrics, ranks), make([][]Row, ranks)
