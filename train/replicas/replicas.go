@@ -152,11 +152,8 @@ func (d *Difference) Error() string {
 func (c *Check) same(ctx context.Context, own stepDigests) (bool, error) {
 	differ := []int64{0} // ranks with another digest
 	for kind, group := range [kinds]comm.Axes{replicatedWeights: comm.Data, expertWeights: comm.Replicas} {
-		alike, first := c.mesh.Group(group), own[kind]
-		if alike.Size() == 1 {
-			continue
-		}
-		if err := comm.Broadcast(ctx, alike, 0, first[:]); err != nil {
+		first := own[kind]
+		if err := c.broadcast(ctx, group, first[:]); err != nil {
 			return false, err
 		}
 		if first != own[kind] {
@@ -165,6 +162,22 @@ func (c *Check) same(ctx context.Context, own stepDigests) (bool, error) {
 	}
 	err := comm.AllReduce(ctx, c.mesh.World(), differ)
 	return differ[0] == 0, err
+}
+
+// broadcast copies x of the first rank of a group to its other ranks. It uses messages of the
+// world, so that the groups of gradients and weights carry nothing else.
+func (c *Check) broadcast(ctx context.Context, group comm.Axes, x []byte) (err error) {
+	own, n := c.mesh.OwnIndex(group), c.mesh.Size(group)
+	rank := func(index int) int { return c.mesh.At(c.mesh.Rank(), group, index) }
+	for have := 1; have < n && err == nil; have *= 2 { // the first ranks that have x
+		switch {
+		case own < have && own+have < n:
+			err = comm.Send(ctx, c.mesh.World(), rank(own+have), x)
+		case own >= have && own < 2*have:
+			err = comm.Recv(ctx, c.mesh.World(), rank(own-have), x)
+		}
+	}
+	return err
 }
 
 // difference returns a rank whose digests differ from its replicas, or nil. All ranks get the same
