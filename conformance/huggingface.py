@@ -27,6 +27,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 here = pathlib.Path(__file__).resolve().parent
 FUSED = int(transformers.__version__.split(".")[0]) >= 5  # experts are one tensor in memory
+LATENT = "deepseek_v2", "deepseek_v3"  # families with latent attention
 UNSCALED = "olmo", "olmoe", "olmo2"  # families without scaled rotary embeddings
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 transformers.logging.set_verbosity_error()
@@ -156,7 +157,41 @@ def random_config(r, families):
     if family == "mixtral":
         config["num_local_experts"] = r.choice([1, 3, 8])
         config["num_experts_per_tok"] = r.randrange(1, config["num_local_experts"] + 1)
+    if family in LATENT:
+        latent(r, family, config)
     return AutoConfig.for_model(family, **config)
+
+
+def latent(r, family, config):
+    """Sets the fields of latent attention, and of routers with groups."""
+    del config["head_dim"]
+    groups, rotated = r.choice([1, 1, 2, 4]), r.choice([4, 8])
+    size, top = r.choice([2, 3, 4]), r.randrange(1, groups + 1)
+    config |= {
+        "num_key_value_heads": config["num_attention_heads"],
+        "q_lora_rank": r.choice([None, 8, 12]),
+        "kv_lora_rank": r.choice([8, 16]),
+        "qk_nope_head_dim": r.choice([4, 6, 16]),
+        "qk_rope_head_dim": rotated,
+        "v_head_dim": r.choice([3, 8, 24]),
+        "n_routed_experts": groups * size,
+        "num_experts_per_tok": r.randrange(1, min(8, top * size) + 1),
+        "n_group": groups,
+        "topk_group": top,
+        "n_shared_experts": r.choice([1, 2]),
+        "moe_intermediate_size": r.choice([5, 8, 24]),
+        "routed_scaling_factor": r.choice([1.0, 2.5]),
+    }
+    config["first_k_dense_replace"] = r.randrange(config["num_hidden_layers"])
+    if family == "deepseek_v3":
+        config |= {"norm_topk_prob": r.random() < 0.7, "rope_interleave": r.random() < 0.7}
+    else:
+        config["topk_method"] = r.choice(["greedy", "group_limited_greedy"])
+    scaling = config.get("rope_parameters", config.get("rope_scaling")) or {}
+    if scaling.get("rope_type") == "yarn" and "attention_factor" not in scaling:
+        scaling |= r.choice([{}, {"mscale": 0.7, "mscale_all_dim": 0.7}, {"mscale": 1.0, "mscale_all_dim": 0.5}])
+        if family == "deepseek_v2" and not FUSED:  # transformers 4 does not scale its scores
+            scaling.pop("mscale_all_dim", None)
 
 
 def has_experts(config):
@@ -193,6 +228,8 @@ def clear(model, ids):
         return False
     if not has_experts(model.config):
         return True
+    if model.config.model_type in LATENT:
+        return clear_choices(model, ids)
     out = model(ids, output_router_logits=True, use_cache=False)
     k = model.config.num_experts_per_tok
     for logits in out.router_logits:
@@ -200,6 +237,52 @@ def clear(model, ids):
             p = logits.float().softmax(-1).sort(-1, descending=True).values
             if (p[:, k - 1] - p[:, k]).min() < 1e-5:
                 return False
+    return True
+
+
+def biases(model):
+    """Returns the correction biases of routers.
+
+    transformers 4 rounds them to the type of the model.
+    """
+    return {name: b.float() for name, b in model.named_buffers() if name.endswith("e_score_correction_bias")}
+
+
+def clear_choices(model, ids):
+    """Reports whether rounding changes no choice of a router with groups."""
+    inputs, config = [], model.config
+
+    def keep(module, args, output):
+        inputs.append((module, args[0].reshape(-1, config.hidden_size)))
+
+    gates = [m for name, m in model.named_modules() if name.endswith(".gate")]
+    hooks = [gate.register_forward_hook(keep) for gate in gates]
+    with torch.no_grad():
+        model(ids, use_cache=False)
+    for hook in hooks:
+        hook.remove()
+
+    def close(values, k):
+        best = values.sort(-1, descending=True).values
+        return k < values.shape[-1] and (best[:, k - 1] - best[:, k]).min() < 1e-5
+
+    for gate, x in inputs:
+        logits = x.float() @ gate.weight.float().T
+        grouped = config.n_group > 1
+        if config.model_type == "deepseek_v3":
+            scores = logits.sigmoid() + gate.e_score_correction_bias
+        else:
+            scores, grouped = logits.softmax(-1), grouped and config.topk_method == "group_limited_greedy"
+        if grouped:
+            groups = scores.view(len(scores), config.n_group, -1)
+            two = groups.topk(2).values
+            values = two.sum(-1) if config.model_type == "deepseek_v3" else two[..., 0]
+            if close(values, config.topk_group):
+                return False
+            kept = torch.zeros_like(values).scatter_(1, values.topk(config.topk_group).indices, 1).bool()
+            scores = groups.masked_fill(~kept[..., None], -1.0).view(scores.shape)
+        if close(scores.detach(), config.num_experts_per_tok):
+            return False
     return True
 
 
@@ -300,6 +383,9 @@ def from_transformers(tools, tmp, r, number, families):
         with torch.no_grad():
             for p in model.parameters():
                 p.add_(0.2 * torch.randn_like(p)) if p.dim() == 1 else p.mul_(0.7 * config.hidden_size**-0.5 / 0.02)
+            for name, b in model.named_buffers():
+                if name.endswith("e_score_correction_bias"):
+                    b.copy_(0.3 * torch.rand_like(b))
         model = model.to(DTYPES[dtype])
         shutil.rmtree(source, ignore_errors=True)
         if fused:
@@ -336,7 +422,7 @@ def from_transformers(tools, tmp, r, number, families):
     compare(tools, source, reference, ids, what)
     compare(tools, tmp / "imported", reference, ids, what + ", imported")
     same_weights(
-        {k: v.to(DTYPES[dtype]) for k, v in parameters(reference).items()},
+        {k: v.to(DTYPES[dtype]) for k, v in parameters(reference).items()} | biases(reference),
         stored(tmp / "imported"),
         what + ", imported",
     )
@@ -354,6 +440,8 @@ def from_transformers(tools, tmp, r, number, families):
             "--shard-size",
             r.choice(["0", "9k", "5G"]),
         )
+        kept = {k: v for k, v in stored(out).items() if k.endswith("e_score_correction_bias")}
+        same_weights(biases(reference), kept, f"{what}, correction biases exported as {target}")
         same_weights(
             {k: v.to(DTYPES[target]) for k, v in parameters(reference).items()},
             parameters(load(out, "auto")),
@@ -474,7 +562,7 @@ def main():
     ap.add_argument("--count", type=int, default=24, help="random models")
     ap.add_argument("--seed", type=int, default=1)
     families = ["olmoe", "olmoe", "olmo", "olmo2", "llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "qwen3_moe"]
-    families += ["mixtral", "flex_olmo", "olmo3"]
+    families += ["mixtral", "flex_olmo", "olmo3", "deepseek_v2", "deepseek_v3"]
     ap.add_argument("--families", nargs="+", default=families, help="one is drawn per model")
     args = ap.parse_args()
     torch.set_num_threads(1)

@@ -28,7 +28,7 @@ func TestActivationsInBFloat16(t *testing.T) {
 				m.SetActivations(dtype)
 				for part := range uint64(2) {
 					batch := randomBatch(cfg, rows, length, part)
-					stats, err := m.Backward(t.Context(), batch, BackwardOptions{Loss: fullLoss})
+					stats, err := m.Backward(t.Context(), batch, BackwardOptions{Loss: fullLoss(cfg)})
 					if err != nil {
 						t.Fatal(err)
 					}

@@ -53,14 +53,29 @@ func (w *workspace) ownKeys() kvTarget { return kvTarget{k: w.k, v: w.v} }
 // projections returns a layer's q, k and v projections with the heads computed from them. known
 // means that RQ and RK were computed before and are read, not written.
 func (m *Model) projections(l *layer, st *saved, to kvTarget, known bool) xpu.Projections {
-	rope := m.rotations(l)
-	cos, sin := rope.cos, rope.sin
-	if rank, ranks := m.parallel.sequenceRanks(); ranks > 1 {
-		first := rank * m.ws.shape.s // this rank's first position
-		cos, sin = cos.Rows(first, cos.Dim(0)), sin.Rows(first, sin.Dim(0))
-	}
+	cos, sin := m.positions(l)
 	return xpu.Projections{QKV: st.qkv, QWeight: l.qNorm.w, KWeight: l.kNorm.w, Epsilon: m.cfg.NormEps, RQ: st.rq,
 		RK: st.rk, Known: known, Clip: m.cfg.ClipQKV, Cos: cos, Sin: sin, First: to.first, Q: m.ws.q, K: to.k, V: to.v}
+}
+
+// positions returns the rotations of a layer, from this rank's first position on.
+func (m *Model) positions(l *layer) (cos, sin xpu.Tensor) {
+	rope := m.rotations(l)
+	cos, sin = rope.cos, rope.sin
+	if rank, ranks := m.parallel.sequenceRanks(); ranks > 1 {
+		first := rank * m.ws.shape.s
+		cos, sin = cos.Rows(first, cos.Dim(0)), sin.Rows(first, sin.Dim(0))
+	}
+	return cos, sin
+}
+
+// context returns the result of the attention of a layer's tokens: of all heads, padded in a latent
+// attention.
+func (m *Model) context(st *saved) xpu.Tensor {
+	if m.cfg.latent() {
+		return m.ws.latent.wide
+	}
+	return st.ctx
 }
 
 // attention returns the attention operands of a layer.
@@ -73,7 +88,8 @@ func (m *Model) attention(l *layer, st *saved, to kvTarget) xpu.Attention {
 		w := &m.ws.heads
 		return xpu.Attention{Q: w.q, K: w.k, V: w.v, Begin: begin, Context: st.wholeCtx, LSE: st.lse}
 	}
-	return xpu.Attention{Q: m.ws.q, K: to.k, V: to.v, First: to.first, Begin: begin, Context: st.ctx, LSE: st.lse}
+	return xpu.Attention{Q: m.ws.q, K: to.k, V: to.v, First: to.first, Begin: begin, Context: m.context(st),
+		LSE: st.lse}
 }
 
 // accumulate adds a product to its result.
@@ -83,11 +99,16 @@ var accumulate = xpu.MatMulOptions{Accumulate: true}
 func (m *Model) attend(ctx context.Context, l *layer, st *saved, to kvTarget) error {
 	w := &m.ws
 	m.blockInput(st.x0, m.norm1(l, st), false)
-	if l.qkvBias.w.Present() {
-		m.dev.Embed(st.qkv, l.qkvBias.w.Reshape(1, m.cfg.qkvWidth()), w.row0)
+	if m.cfg.latent() {
+		m.projectLatent(l, st)
+		m.splitLatent(l, st, to, false)
+	} else {
+		if l.qkvBias.w.Present() {
+			m.dev.Embed(st.qkv, l.qkvBias.w.Reshape(1, m.cfg.qkvWidth()), w.row0)
+		}
+		m.dev.MatMul(st.qkv, w.h, l.qkv.w.T(), xpu.MatMulOptions{Accumulate: l.qkvBias.w.Present()})
+		m.dev.SplitHeads(m.projections(l, st, to, false))
 	}
-	m.dev.MatMul(st.qkv, w.h, l.qkv.w.T(), xpu.MatMulOptions{Accumulate: l.qkvBias.w.Present()})
-	m.dev.SplitHeads(m.projections(l, st, to, false))
 	if w.shape.ranks > 1 {
 		if err := m.headsOfSequence(ctx, to); err != nil {
 			return err
@@ -95,9 +116,12 @@ func (m *Model) attend(ctx context.Context, l *layer, st *saved, to kvTarget) er
 	}
 	m.dev.Attend(m.attention(l, st, to))
 	if w.shape.ranks > 1 {
-		if err := m.exchangeHeads(ctx, false, m.ofQueries(st.ctx, st.wholeCtx)); err != nil {
+		if err := m.exchangeHeads(ctx, false, m.ofQueries(m.context(st), st.wholeCtx)); err != nil {
 			return err
 		}
+	}
+	if m.cfg.latent() {
+		m.narrowContext(st)
 	}
 	if st.y1.Present() {
 		m.dev.MatMul(st.y1, st.ctx, l.out.w.T(), xpu.MatMulOptions{})
@@ -121,27 +145,47 @@ func (m *Model) attendGrad(ctx context.Context, l *layer, st *saved, fresh bool)
 	m.dev.MatMul(l.out.g, dy.T(), st.ctx, accumulate)
 
 	// Through the attention.
-	p := m.projections(l, st, w.ownKeys(), true)
-	if !fresh {
-		m.dev.SplitHeads(p)
+	dctx, latent := w.dctx, m.cfg.latent()
+	if latent {
+		m.widenContext(st)
+		dctx = w.latent.dwide
+	}
+	switch {
+	case fresh:
+	case latent:
+		m.restoreLatent(l, st)
+	default:
+		m.dev.SplitHeads(m.projections(l, st, w.ownKeys(), true))
 	}
 	if w.shape.ranks > 1 {
-		if err := m.attendWholeGrad(ctx, l, st, fresh); err != nil {
+		if err := m.attendWholeGrad(ctx, l, st, dctx, fresh); err != nil {
 			return err
 		}
 	} else {
-		m.dev.AttendGrad(m.attention(l, st, w.ownKeys()), w.dctx, w.dqkv, w.dk, w.dv)
+		m.dev.AttendGrad(m.attention(l, st, w.ownKeys()), dctx, w.dqkv, w.dk, w.dv)
 	}
-	m.dev.JoinHeads(p, w.dqkv, w.dk, w.dv, l.qNorm.g, l.kNorm.g)
 
 	// Through the projections and the norm.
 	m.blockInput(st.x0, m.norm1(l, st), true)
+	if latent {
+		m.latentGrad(l, st)
+	} else {
+		m.projectionsGrad(l, st)
+	}
+	m.blockInputGrad(st.x0, m.norm1(l, st), l.norm1.g)
+	return nil
+}
+
+// projectionsGrad computes the gradient of the normalised hidden states in ws.dh from the gradients
+// of the heads, and adds to the gradients of the projections. ws.h holds the normalised hidden
+// states.
+func (m *Model) projectionsGrad(l *layer, st *saved) {
+	w := &m.ws
+	m.dev.JoinHeads(m.projections(l, st, w.ownKeys(), true), w.dqkv, w.dk, w.dv, l.qNorm.g, l.kNorm.g)
 	m.dev.MatMul(l.qkv.g, w.dqkv.T(), w.h, accumulate)
 	if l.qkvBias.g.Present() {
 		const none = -1 // no row is skipped
 		m.dev.EmbedGrad(l.qkvBias.g.Reshape(1, m.cfg.qkvWidth()), w.dqkv, w.row0, none)
 	}
 	m.dev.MatMul(w.dh, w.dqkv, l.qkv.w, xpu.MatMulOptions{})
-	m.blockInputGrad(st.x0, m.norm1(l, st), l.norm1.g)
-	return nil
 }

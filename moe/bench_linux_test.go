@@ -29,7 +29,7 @@ func BenchmarkRecompute(b *testing.B) {
 					m.SetRecompute(level)
 					for pass := range 2 { // the first one makes the buffers
 						start := cpuSeconds(b)
-						if _, err := m.Backward(b.Context(), batch, BackwardOptions{Loss: fullLoss}); err != nil {
+						if _, err := m.Backward(b.Context(), batch, BackwardOptions{Loss: fullLoss(cfg)}); err != nil {
 							b.Fatal(err)
 						}
 						if pass > 0 {

@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"mula/internal/atomicfile"
@@ -102,12 +103,12 @@ func saveDirectory(dir string, c Config, opts SaveOptions,
 		}
 		create = In(dir)
 	}
-	tensors := c.Tensors()
-	for i := range tensors {
-		tensors[i].DType = opts.DType
+	tensors, total := c.StoredTensors(opts.DType), int64(0)
+	for _, t := range tensors {
+		total += t.Elements() * int64(t.DType.Size())
 	}
 	shards := shardTensors(tensors, opts)
-	index := safetensors.Index{Metadata: map[string]any{"total_size": c.TotalParameters() * int64(opts.DType.Size())},
+	index := safetensors.Index{Metadata: map[string]any{"total_size": total},
 		WeightMap: map[string]string{}}
 	first := 0
 	for i, shard := range shards {
@@ -158,6 +159,23 @@ func (c Config) Tensors() []safetensors.Tensor {
 	return list
 }
 
+// TrainedTensors is [Config.Tensors] without correction biases.
+func (c Config) TrainedTensors() []safetensors.Tensor {
+	return slices.DeleteFunc(c.Tensors(), func(t safetensors.Tensor) bool { return !Trained(t.Name) })
+}
+
+// StoredTensors is [Config.Tensors] with the given element type. Correction biases stay F32, as in
+// transformers.
+func (c Config) StoredTensors(dtype safetensors.DType) []safetensors.Tensor {
+	list := c.Tensors()
+	for i := range list {
+		if Trained(list[i].Name) {
+			list[i].DType = dtype
+		}
+	}
+	return list
+}
+
 type tensorList []safetensors.Tensor
 
 func (list *tensorList) add(name string, shape ...int) {
@@ -172,9 +190,13 @@ func (list *tensorList) layer(c Config, l int) {
 	if f.rms {
 		list.add(prefix+norm1, h)
 	}
-	list.add(prefix+"self_attn.q_proj.weight", q, h)
-	list.add(prefix+"self_attn.k_proj.weight", kv, h)
-	list.add(prefix+"self_attn.v_proj.weight", kv, h)
+	if f.latent {
+		list.latentTensors(c, prefix)
+	} else {
+		list.add(prefix+"self_attn.q_proj.weight", q, h)
+		list.add(prefix+"self_attn.k_proj.weight", kv, h)
+		list.add(prefix+"self_attn.v_proj.weight", kv, h)
+	}
 	if f.qkvBias {
 		list.add(prefix+"self_attn.q_proj.bias", q)
 		list.add(prefix+"self_attn.k_proj.bias", kv)
@@ -184,7 +206,7 @@ func (list *tensorList) layer(c Config, l int) {
 		list.add(prefix+"self_attn.q_norm.weight", qNorm)
 		list.add(prefix+"self_attn.k_norm.weight", kNorm)
 	}
-	list.add(prefix+"self_attn.o_proj.weight", h, q)
+	list.add(prefix+"self_attn.o_proj.weight", h, c.ContextWidth())
 	if f.rms {
 		list.add(prefix+norm2, h)
 	}
@@ -194,6 +216,12 @@ func (list *tensorList) layer(c Config, l int) {
 		return
 	}
 	list.add(prefix+names.block+".gate.weight", c.Experts, h)
+	if f.router.bias {
+		list.add(prefix+names.block+routerBias, c.Experts)
+	}
+	if c.SharedSize > 0 {
+		list.network(names, prefix+names.block+sharedBlock, h, c.SharedSize)
+	}
 	for e := range c.Experts {
 		list.network(names, names.expert(prefix, e), h, c.IntermediateSize)
 	}
@@ -221,7 +249,7 @@ func shardTensors(tensors []safetensors.Tensor, opts SaveOptions) [][]safetensor
 	var shards [][]safetensors.Tensor
 	size := int64(0)
 	for i, t := range tensors {
-		n := t.Elements() * int64(opts.DType.Size())
+		n := t.Elements() * int64(t.DType.Size())
 		if i == 0 || opts.ShardSize > 0 && size+n > opts.ShardSize {
 			shards, size = append(shards, nil), 0
 		}

@@ -22,6 +22,9 @@ const (
 	Qwen3MoE Architecture = "qwen3_moe" // mixture of experts, otherwise as Qwen3
 	Mixtral  Architecture = "mixtral"   // mixture of experts, otherwise as Mistral
 	FlexOLMo Architecture = "flex_olmo" // mixture of experts, otherwise as OLMo2
+
+	DeepSeekV2 Architecture = "deepseek_v2" // mixture of experts, latent attention
+	DeepSeekV3 Architecture = "deepseek_v3" // the same, with sigmoid routers and correction biases
 )
 
 // NoToken is the value of a token id of [Config] that is not set.
@@ -43,12 +46,25 @@ type Config struct {
 	Experts         int `yaml:"num_experts"`         // 0 for a dense model
 	ExpertsPerToken int `yaml:"num_experts_per_tok"` // 0 for a dense model
 	// the layers without experts of a model with experts, and the width of their networks
-	DenseLayers  LayerSet    `yaml:"dense_layers,omitempty"`
-	DenseSize    int         `yaml:"dense_intermediate_size,omitempty"`
-	NormTopK     bool        `yaml:"norm_topk_prob,omitempty"` // routing weights are divided by a token's sum
-	MaxPositions int         `yaml:"max_position_embeddings"`
-	RopeTheta    float64     `yaml:"rope_theta"`
-	RopeScaling  RopeScaling `yaml:"rope_scaling,omitempty"` // not for [OLMoE], [OLMo] and [OLMo2]
+	DenseLayers LayerSet `yaml:"dense_layers,omitempty"`
+	DenseSize   int      `yaml:"dense_intermediate_size,omitempty"`
+	NormTopK    bool     `yaml:"norm_topk_prob,omitempty"` // routing weights are divided by a token's sum
+	// width of the network of shared experts of a layer with experts; 0: none
+	SharedSize int `yaml:"shared_expert_intermediate_size,omitempty"`
+	// the experts of a token are in the best TopGroups of Groups groups of experts; 0: in any
+	Groups       int     `yaml:"n_group,omitempty"`
+	TopGroups    int     `yaml:"topk_group,omitempty"`
+	RoutingScale float64 `yaml:"routed_scaling_factor,omitempty"` // of routing weights; 0 means 1
+	// latent attention; see latent.go
+	QueryRank      int         `yaml:"q_lora_rank,omitempty"` // 0: queries without latent
+	KVRank         int         `yaml:"kv_lora_rank,omitempty"`
+	PlainSize      int         `yaml:"qk_nope_head_dim,omitempty"` // elements of a head of queries and keys without rotation
+	RotatedSize    int         `yaml:"qk_rope_head_dim,omitempty"` // elements with rotation
+	ValueSize      int         `yaml:"v_head_dim,omitempty"`       // elements of a head of values
+	RopeInterleave bool        `yaml:"rope_interleave,omitempty"`  // elements 2j and 2j+1 are rotated together
+	MaxPositions   int         `yaml:"max_position_embeddings"`
+	RopeTheta      float64     `yaml:"rope_theta"`
+	RopeScaling    RopeScaling `yaml:"rope_scaling,omitempty"` // not for [OLMoE], [OLMo] and [OLMo2]
 	// 0: no windows; otherwise a query attends to this number of positions, its own included, in
 	// the layers that the family's windowKind names
 	SlidingWindow   int     `yaml:"sliding_window,omitempty"`
@@ -115,14 +131,14 @@ func (c Config) Validate() error {
 		}
 	}
 	switch {
-	case c.HeadSize == 0 && c.HiddenSize%c.Heads != 0:
+	case c.HeadSize == 0 && c.HiddenSize%c.Heads != 0 && !f.latent:
 		return bad("hidden_size", "%d is not a multiple of num_attention_heads %d", c.HiddenSize, c.Heads)
 	case c.HeadSize < 0 || c.HeadSize > maxWidth/c.Heads:
 		return bad("head_dim", "is %d; it must be between 1 and %d, or 0 for hidden_size / num_attention_heads",
 			c.HeadSize, maxWidth/c.Heads)
 	case c.HeadSize%2 != 0:
 		return bad("head_dim", "is %d; rotary embedding needs an even head size", c.HeadSize)
-	case c.HeadDim()*c.Heads != c.HiddenSize && !f.headDim:
+	case c.HeadDim()*c.Heads != c.HiddenSize && !f.headDim && !f.latent:
 		return bad("head_dim", "is %d; a %s model supports only hidden_size / num_attention_heads = %d", c.HeadSize,
 			c.Architecture, c.HiddenSize/c.Heads)
 	}
@@ -150,6 +166,15 @@ func (c Config) Validate() error {
 	} else if c.Experts != 0 || c.ExpertsPerToken != 0 {
 		return bad("num_experts", "is %d and num_experts_per_tok %d; the dense architecture has none (0)",
 			c.Experts, c.ExpertsPerToken)
+	}
+	if err := c.validateLatent(bad); err != nil {
+		return err
+	}
+	if err := c.validateShared(bad); err != nil {
+		return err
+	}
+	if err := c.validateRouter(bad); err != nil {
+		return err
 	}
 	if err := c.validateDense(bad); err != nil {
 		return err
@@ -204,8 +229,11 @@ func (c Config) Validate() error {
 	return nil
 }
 
-// HeadDim returns the size of one attention head.
+// HeadDim returns the size of one attention head, with its padding in a latent attention.
 func (c Config) HeadDim() int {
+	if c.latent() {
+		return c.latentHeadDim()
+	}
 	if c.HeadSize != 0 {
 		return c.HeadSize
 	}
@@ -256,13 +284,18 @@ func (c Config) LayerParameters(layer int) (replicated, expert int64) {
 	h, q, kv := int64(c.HiddenSize), int64(c.QueryWidth()), int64(c.KVWidth())
 	qNorm, kNorm := c.qkNormWidths()
 	replicated = 2*h*q + 2*h*kv + 2*int64(c.NormWeights()) + int64(qNorm+kNorm) // with q, o and k, v
+	if c.latent() {
+		projections, _ := c.latentParameters()
+		replicated = projections + h*int64(c.ContextWidth()) + 2*int64(c.NormWeights())
+	}
 	if c.family().qkvBias {
 		replicated += q + 2*kv
 	}
 	if !c.HasExperts(layer) {
 		return replicated + 3*h*int64(c.denseWidth()), 0
 	}
-	return replicated + int64(c.Experts)*h, 3 * h * int64(c.IntermediateSize) // with the router
+	replicated += int64(c.Experts)*h + 3*h*int64(c.SharedSize) // router and shared experts
+	return replicated, 3 * h * int64(c.IntermediateSize)
 }
 
 // FLOPsPerToken returns the floating-point operations of one token in a training step, forward and
@@ -281,11 +314,16 @@ func (c Config) FLOPsPerToken(sequenceLength int) float64 {
 //
 //	12·H·A·D + 12·H·G·D + 12·S·A·D + 18·H·W
 //
-// W is [Config.ActiveWidth]. In layers with a smaller window, S is the window.
+// W is [Config.ActiveWidth]. In layers with a smaller window, S is the window. Latent attention has
+// 6 operations for each weight of its projections, and 6·S·A·(p+r+v) for p+r elements of a head of
+// queries and v of values.
 func (c Config) LayerFLOPs(layer, sequenceLength int) float64 {
 	if window := c.window(layer); window > 0 {
 		sequenceLength = min(sequenceLength, window)
 	}
 	h, q, kv := float64(c.HiddenSize), float64(c.QueryWidth()), float64(c.KVWidth())
+	if c.latent() {
+		return c.latentFLOPs(sequenceLength) + 18*h*float64(c.ActiveWidth(layer))
+	}
 	return 12*h*q + 12*h*kv + 12*float64(sequenceLength)*q + 18*h*float64(c.ActiveWidth(layer))
 }

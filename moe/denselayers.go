@@ -86,7 +86,7 @@ func (c Config) denseWidth() int {
 // block of a layer.
 func (c Config) ActiveWidth(layer int) int {
 	if c.HasExperts(layer) {
-		return c.ExpertsPerToken * c.IntermediateSize
+		return c.ExpertsPerToken*c.IntermediateSize + c.SharedSize
 	}
 	return c.denseWidth()
 }

@@ -29,14 +29,14 @@ func wholeModel(t *testing.T, device func(int) xpu.Device, cfg Config) string {
 		m.SetRecompute(recompute)
 		m.ZeroGradients()
 		for i, shape := range [][2]int{{2, queryBlock + 7}, {1, 5}, {3, 11}} {
-			for _, opts := range []BackwardOptions{{Loss: fullLoss},
+			for _, opts := range []BackwardOptions{{Loss: fullLoss(cfg)},
 				{Loss: LossOptions{Aux: AuxMegaBlocks, AuxCoefficient: 0.1}, SampleTargets: true, SampleSeed: 3}} {
 				stats := g.backward(t, []Batch{randomBatch(cfg, shape[0], shape[1], uint64(i))}, opts)
 				bits.WriteString(g.bits(t, stats))
 			}
 		}
 		bits.WriteString(g.bits(t, g.backward(t, []Batch{inDocuments(randomBatch(cfg, 2, queryBlock+7, 5), 30, 40, 2)},
-			BackwardOptions{Loss: fullLoss})))
+			BackwardOptions{Loss: fullLoss(cfg)})))
 		stats, err := m.Forward(t.Context(), randomBatch(cfg, 2, 9, uint64(call)))
 		if err != nil {
 			t.Fatal(err)
@@ -65,7 +65,7 @@ func sharedExperts(t *testing.T, device func(int) xpu.Device, cfg Config) string
 				g.backward(t, share(randomBatch(cfg, 5, 7+10*call, 3), backwards(raggedRows[n])),
 					BackwardOptions{Targets: 1000})
 				bits.WriteString(g.bits(t, g.backward(t, share(randomBatch(cfg, 5, 30, 2), raggedRows[n]),
-					BackwardOptions{Targets: 150, Loss: fullLoss})))
+					BackwardOptions{Targets: 150, Loss: fullLoss(cfg)})))
 			}
 			losses := make([]Stats, n)
 			for r, err := range g.each(func(r int, m *Model) error {
@@ -99,7 +99,7 @@ func stages(t *testing.T, device func(int) xpu.Device, cfg Config) string {
 				m.SetRecompute(recompute)
 			}
 		}
-		measured := pipe.run(t, microBatches(cfg, ranks), BackwardOptions{Targets: 1000, Loss: fullLoss})
+		measured := pipe.run(t, microBatches(cfg, ranks), BackwardOptions{Targets: 1000, Loss: fullLoss(cfg)})
 		for s, models := range pipe.models {
 			g := rankGroup{models: models}
 			for _, stats := range measured {
@@ -217,7 +217,7 @@ func TestMemoryIsGivenBack(t *testing.T) {
 			dev.SetCapacity(test.capacity)
 			m, err := New(cfg, dev)
 			if err == nil {
-				_, err = m.Backward(t.Context(), batch, BackwardOptions{Loss: fullLoss})
+				_, err = m.Backward(t.Context(), batch, BackwardOptions{Loss: fullLoss(cfg)})
 				if _, err := m.Backward(t.Context(), randomBatch(cfg, 1, 3, 1),
 					BackwardOptions{}); (err == nil) != test.smaller {
 					t.Errorf("%s, %d bytes: a smaller pass after it: %v", name, test.capacity, err)

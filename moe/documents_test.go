@@ -79,12 +79,12 @@ func TestOneDocumentIsAWindow(t *testing.T) {
 		randomize(windows, 1)
 		randomize(documents, 1)
 		batch := randomBatch(cfg, 2, queryBlock+7, 2)
-		want, err := windows.Backward(t.Context(), batch, BackwardOptions{Loss: fullLoss})
+		want, err := windows.Backward(t.Context(), batch, BackwardOptions{Loss: fullLoss(cfg)})
 		if err != nil {
 			t.Fatal(err)
 		}
 		got, err := documents.Backward(t.Context(), inDocuments(batch, queryBlock+8, 0),
-			BackwardOptions{Loss: fullLoss})
+			BackwardOptions{Loss: fullLoss(cfg)})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -109,7 +109,7 @@ func TestBitsOfDocuments(t *testing.T) {
 				m := newModel(t, cfg, threads)
 				randomize(m, 1)
 				m.SetRecompute(recompute)
-				stats, err := m.Backward(t.Context(), batch, BackwardOptions{Loss: fullLoss})
+				stats, err := m.Backward(t.Context(), batch, BackwardOptions{Loss: fullLoss(cfg)})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -126,6 +126,9 @@ func TestBitsOfDocuments(t *testing.T) {
 		}
 		opts := BackwardOptions{Targets: int64(batch.targets()), Tokens: int64(batch.Rows * batch.SequenceLength),
 			Loss: LossOptions{ZCoefficient: 1}}
+		if cfg.HasSigmoidRouter() {
+			opts.Loss = LossOptions{}
+		}
 		whole := newModel(t, cfg, 1)
 		randomize(whole, 1)
 		if _, err := whole.Backward(t.Context(), batch, opts); err != nil {

@@ -26,6 +26,11 @@ type family struct {
 
 	postNorm bool // norms are after attention and feed-forward instead of before them; with rms
 
+	latent          bool // multi-head latent attention; see latent.go
+	interleaveField bool // has the field rope_interleave; other latent attention is always interleaved
+	router          routerParts
+
+	shared       bool       // shared experts, whose number is n_shared_experts
 	expertWidth  string     // field of the width of an expert; "": intermediate_size
 	expertCount  string     // field of the number of experts; "": num_experts
 	renormalized bool       // routing weights are always renormalised, without norm_topk_prob
@@ -38,6 +43,10 @@ type family struct {
 	// none.
 	upcycled Architecture
 
+	// Field of the number of layers of multi-token prediction. Files have them behind the last
+	// layer. They are not read, and not written. "": none.
+	predictionLayers string
+
 	// The values of transformers for fields that are missing in config.json. Sizes are not among
 	// them: a config.json without sizes is an error, because the defaults of the classes surprise
 	// (intermediate_size is 2048 in OlmoeConfig and 1024 in OLMoE itself).
@@ -48,6 +57,9 @@ type family struct {
 	normEps, auxCoef                   float64
 	ropeTheta                          float64 // 0: 10000
 	padTokenID, bosTokenID, eosTokenID int
+	normTopK                           bool
+	groups, topGroups                  int
+	routingScale                       float64
 
 	// Fields that only this family has, and the only values that are supported, as in hfFixed.
 	fixed map[string]string
@@ -58,7 +70,7 @@ type family struct {
 
 var families = map[Architecture]*family{OLMoE: &olmoe, OLMo: &olmo, Llama: &llama, Mistral: &mistral,
 	Qwen2: &qwen2, Qwen3: &qwen3, Qwen3MoE: &qwen3MoE, Mixtral: &mixtral, OLMo2: &olmo2, OLMo3: &olmo3,
-	FlexOLMo: &flexOLMo}
+	FlexOLMo: &flexOLMo, DeepSeekV2: &deepSeekV2, DeepSeekV3: &deepSeekV3}
 
 // blockNames are the names in files of a layer's feed-forward block, and of the projections of a
 // dense network or of an expert.

@@ -126,12 +126,18 @@ func (expertBlock) grad(_ context.Context, m *Model, l *layer, st *saved, number
 func (m *Model) feedForward(ctx context.Context, l *layer, st *saved, number int, out xpu.Tensor) error {
 	m.blockInput(st.x1, m.norm2(l, st), false)
 	block := m.blockOf(l)
+	m.sharedForward(l, st)
 	if !st.y2.Present() {
-		return block.forward(ctx, m, l, st, number, out, st.x1)
+		err := block.forward(ctx, m, l, st, number, out, st.x1)
+		if err == nil {
+			m.addShared(l, out)
+		}
+		return err
 	}
 	if err := block.forward(ctx, m, l, st, number, st.y2, xpu.Tensor{}); err != nil {
 		return err
 	}
+	m.addShared(l, st.y2)
 	m.addNorm(out, st.x1, st.y2, m.norm2(l, st))
 	return nil
 }
@@ -143,6 +149,7 @@ func (m *Model) feedForwardGrad(ctx context.Context, l *layer, st *saved, number
 	if err := m.blockOf(l).grad(ctx, m, l, st, number, dy, zFactor); err != nil {
 		return err
 	}
+	m.sharedGrad(l, st, dy)
 	m.blockInputGrad(st.x1, m.norm2(l, st), l.norm2.g)
 	return nil
 }

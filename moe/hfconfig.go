@@ -76,6 +76,17 @@ func WriteConfigJSON(w io.Writer, c Config, dtype safetensors.DType) error {
 	if family.qkvBias { // without a field for them
 		delete(fields, "attention_bias")
 	}
+	if family.latent {
+		fields["q_lora_rank"], fields["kv_lora_rank"] = nil, c.KVRank
+		if c.QueryRank > 0 {
+			fields["q_lora_rank"] = c.QueryRank
+		}
+		fields["qk_nope_head_dim"], fields["qk_rope_head_dim"] = c.PlainSize, c.RotatedSize
+		fields["v_head_dim"] = c.ValueSize
+		if family.interleaveField {
+			fields["rope_interleave"] = c.RopeInterleave
+		}
+	}
 	if family.headDim { // transformers 4 needs it for Mistral with YaRN
 		fields["head_dim"] = c.HeadDim()
 	}
@@ -95,14 +106,23 @@ func WriteConfigJSON(w io.Writer, c Config, dtype safetensors.DType) error {
 	}
 	if c.moe() {
 		fields[cmp.Or(family.expertCount, "num_experts")], fields["num_experts_per_tok"] = c.Experts, c.ExpertsPerToken
-		fields["router_aux_loss_coef"], fields["output_router_logits"] = fraction(c.RouterAuxLossCoef), false
-		if !family.renormalized {
+		if fields["output_router_logits"] = false; !family.latent {
+			fields["router_aux_loss_coef"] = fraction(c.RouterAuxLossCoef)
+		}
+		c.routerFields(fields)
+		if family.shared {
+			fields["n_shared_experts"] = c.SharedSize / c.IntermediateSize
+		}
+		if !family.renormalized && family.router.groups != largest {
 			fields["norm_topk_prob"] = c.NormTopK
 		}
 		if family.expertWidth != "" {
 			fields[family.expertWidth] = c.IntermediateSize
 		}
 		c.denseFields(fields)
+		if family.predictionLayers != "" {
+			fields[family.predictionLayers] = 0
+		}
 	}
 	text, err := json.MarshalIndent(fields, "", "  ")
 	if err != nil {
@@ -356,7 +376,11 @@ func (f *hfFields) config() (c Config) {
 		c.KVHeads = family.kvHeads
 	}
 	f.optional("num_key_value_heads", &c.KVHeads)
-	f.headDim(&c)
+	if family.latent {
+		f.latent(&c)
+	} else {
+		f.headDim(&c)
+	}
 	c.MaxPositions = family.maxPositions
 	f.read("max_position_embeddings", &c.MaxPositions)
 	c.NormEps = family.normEps
@@ -372,8 +396,16 @@ func (f *hfFields) config() (c Config) {
 			}
 		}
 		c.ExpertsPerToken = f.size("num_experts_per_tok")
-		c.NormTopK = family.renormalized || f.bool("norm_topk_prob")
-		c.RouterAuxLossCoef = f.float("router_aux_loss_coef", family.auxCoef)
+		switch c.NormTopK = family.renormalized || family.normTopK; {
+		case family.renormalized, family.router.groups == largest: // without norm_topk_prob, or its effect
+		default:
+			f.read("norm_topk_prob", &c.NormTopK)
+		}
+		if !family.latent {
+			c.RouterAuxLossCoef = f.float("router_aux_loss_coef", family.auxCoef)
+		}
+		f.router(&c)
+		f.sharedExperts(&c)
 		f.denseLayers(&c)
 	}
 	for _, name := range slices.Sorted(maps.Keys(family.fixed)) {
@@ -395,10 +427,35 @@ func (f *hfFields) config() (c Config) {
 	} else {
 		c.RopeTheta, c.RopeScaling = f.rope(family)
 	}
+	if name := family.predictionLayers; name != "" {
+		n := 0
+		if f.optional(name, &n); n < 0 {
+			f.fail("%s is %d; it must not be negative", name, n)
+		}
+	}
 	f.fixed("architectures", fmt.Sprintf(`[null, [%q]]`, family.class))
 	f.windows(&c)
 	f.others(family)
 	return c
+}
+
+// latent reads the sizes of latent attention. transformers also writes two sizes that follow from
+// them.
+func (f *hfFields) latent(c *Config) {
+	if _, given := f.fields["q_lora_rank"]; !given {
+		f.fail("field q_lora_rank is missing; write null for queries without latent")
+	}
+	if f.optional("q_lora_rank", &c.QueryRank); f.set("q_lora_rank") && c.QueryRank == 0 {
+		f.fail("q_lora_rank is 0; write null for queries without latent")
+	}
+	c.KVRank, c.PlainSize = f.size("kv_lora_rank"), f.size("qk_nope_head_dim")
+	c.RotatedSize, c.ValueSize = f.size("qk_rope_head_dim"), f.size("v_head_dim")
+	c.RopeInterleave = true
+	if c.family().interleaveField {
+		f.read("rope_interleave", &c.RopeInterleave)
+	}
+	f.fixed("head_dim", fmt.Sprintf("[%d]", c.RotatedSize))
+	f.fixed("qk_head_dim", fmt.Sprintf("[%d]", c.queryElements()))
 }
 
 // headDim reads the size of a head. [Config] has 0 for hidden_size / num_attention_heads.
@@ -529,8 +586,10 @@ func (f *hfFields) scaling(family *family) (r RopeScaling) {
 	}
 	if r.kind() == "yarn" {
 		f.fixed("truncate", `[true]`)
-		f.fixed("mscale", `[null, 0]`)
-		f.fixed("mscale_all_dim", `[null, 0]`)
+		if !family.latent {
+			f.fixed("mscale", `[null, 0]`)
+			f.fixed("mscale_all_dim", `[null, 0]`)
+		}
 	}
 	if len(f.problems) == 0 { // other types have further parameters
 		for _, key := range slices.Sorted(maps.Keys(f.fields)) {

@@ -33,6 +33,13 @@ func minimalConfig(architecture Architecture, changes ...string) string {
 	if family.windowsUnscaled {
 		add("rope_theta", "500000")
 	}
+	if family.latent {
+		for field, value := range map[string]string{"q_lora_rank": "null", "kv_lora_rank": "16", "v_head_dim": "12",
+			"qk_nope_head_dim": "8", "qk_rope_head_dim": "16", "n_shared_experts": "2", "n_group": "4",
+			"topk_group": "2", "first_k_dense_replace": "1"} {
+			add(field, value)
+		}
+	}
 	return text + ", " + changed + "}"
 }
 
@@ -354,6 +361,84 @@ func TestConfigJSONOfQwen3MoE(t *testing.T) {
 	}
 }
 
+// The fields of DeepSeek's models, and values that would be other models.
+func TestConfigJSONOfDeepSeek(t *testing.T) {
+	yarn := func(fields string) string {
+		return `"max_position_embeddings": 4096, "rope_scaling": {"type": "yarn", "factor": 32, ` +
+			`"original_max_position_embeddings": 128` + fields + `}`
+	}
+	for _, test := range []struct {
+		architecture     Architecture
+		changes, problem string // of a part of the error, "" for none
+	}{
+		{DeepSeekV3, `"num_nextn_predict_layers": 1, "topk_method": "noaux_tc", "scoring_func": "sigmoid"`, ""},
+		{DeepSeekV3, `"auto_map": {"AutoModel": "modeling.Model"}, "seq_aux": true, "aux_loss_alpha": 0.001`, ""},
+		{DeepSeekV3, `"rope_interleave": false, "q_lora_rank": 24, "norm_topk_prob": false`, ""},
+		{DeepSeekV3, `"n_group": 1, "topk_group": 1, "head_dim": 16, "qk_head_dim": 24`, ""},
+		{DeepSeekV3, yarn(`, "mscale": 1.0, "mscale_all_dim": 0.5`), ""},
+		{DeepSeekV2, yarn(`, "mscale": 0.707, "mscale_all_dim": 0.707`), ""},
+		{DeepSeekV2, `"topk_method": "group_limited_greedy"`, ""},
+		{DeepSeekV2, `"norm_topk_prob": false`, ""},
+		{DeepSeekV2, `"norm_topk_prob": true`, "norm_topk_prob is true"},
+		{DeepSeekV2, `"topk_method": "noaux_tc"`, `topk_method is "noaux_tc"`},
+		{DeepSeekV2, `"rope_interleave": true`, "unknown field rope_interleave"},
+		{DeepSeekV3, `"topk_method": "greedy"`, `topk_method is "greedy"`},
+		{DeepSeekV3, `"scoring_func": "softmax"`, `scoring_func is "softmax"`},
+		{DeepSeekV3, `"moe_layer_freq": 2`, "moe_layer_freq is 2"},
+		{DeepSeekV3, `"ep_size": 2`, "ep_size is 2"},
+		{DeepSeekV3, `"num_nextn_predict_layers": -1`, "num_nextn_predict_layers is -1"},
+		{DeepSeekV3, `"attention_bias": true`, "attention_bias is true"},
+		{DeepSeekV3, `"head_dim": 24`, "head_dim is 24"},
+		{DeepSeekV3, `"qk_head_dim": 25`, "qk_head_dim is 25"},
+		{DeepSeekV3, `"num_key_value_heads": 2`, "num_key_value_heads is 2"},
+		{DeepSeekV3, `"qk_rope_head_dim": 5`, "qk_rope_head_dim is 5"},
+		{DeepSeekV3, `"q_lora_rank": 0`, "q_lora_rank is 0"},
+		{DeepSeekV3, `"v_head_dim": 0`, "v_head_dim is 0"},
+		{DeepSeekV3, `"n_group": 3`, "n_group is 3"},
+		{DeepSeekV3, `"n_group": 8`, "n_group is 8"},
+		{DeepSeekV3, `"n_group": null`, "n_group is null"},
+		{DeepSeekV3, `"topk_group": 5`, "topk_group is 5"},
+		{DeepSeekV3, `"topk_group": 0`, "topk_group 0"},
+		{DeepSeekV3, `"num_experts_per_tok": 5, "topk_group": 2`, "topk_group is 2"},
+		{DeepSeekV3, `"routed_scaling_factor": 0`, "routed_scaling_factor is 0"},
+		{DeepSeekV3, `"n_shared_experts": 0`, "n_shared_experts is 0"},
+		{DeepSeekV3, `"first_k_dense_replace": 2`, "first_k_dense_replace 2 leaves no layer"},
+		{DeepSeekV3, `"rope_interleave": null`, "rope_interleave is null"},
+		{DeepSeekV3, `"quantization_config": {"quant_method": "fp8"}`, "quantization_config is"},
+		{Llama, `"q_lora_rank": 8`, "unknown field q_lora_rank"},
+		{Llama, yarn(`, "mscale": 1.0`), "mscale is 1"},
+	} {
+		text := minimalConfig(test.architecture, test.changes)
+		if strings.Contains(test.changes, "num_experts_per_tok") {
+			text = strings.Replace(text, `"num_experts_per_tok": 2, `, "", 1)
+		}
+		c, err := readConfigJSON(strings.NewReader(text), "config.json")
+		if test.problem != "" {
+			if err == nil || !strings.Contains(err.Error(), test.problem) {
+				t.Errorf("%s: error %v, want %s", test.changes, err, test.problem)
+			}
+			continue
+		}
+		if err != nil {
+			t.Errorf("%s: %v", test.changes, err)
+			continue
+		}
+		var written strings.Builder
+		if err := WriteConfigJSON(&written, c, "F32"); err != nil {
+			t.Fatal(err)
+		}
+		if again, err := readConfigJSON(strings.NewReader(written.String()), "config.json"); err != nil || again != c {
+			t.Errorf("%s: %v\n%+v\n%+v", written.String(), err, again, c)
+		}
+	}
+	c, err := readConfigJSON(strings.NewReader(strings.NewReplacer(`"n_group": 4, `, "", `"topk_group": 2, `, "",
+		`: 8, "num_experts_per_tok"`, `: 16, "num_experts_per_tok"`).Replace(minimalConfig(DeepSeekV3,
+		`"use_cache": true`))), "config.json")
+	if err != nil || c.Groups != 8 || c.TopGroups != 4 || c.RoutingScale != 2.5 || !c.NormTopK || !c.RopeInterleave {
+		t.Errorf("defaults of transformers: %+v, %v", c, err)
+	}
+}
+
 // Mixtral always renormalises, has its own name of the number of experts, and its own base of the
 // rotary embedding.
 func TestConfigJSONOfMixtral(t *testing.T) {
@@ -419,6 +504,8 @@ func TestConfigJSONAcceptsValues(t *testing.T) {
 		for _, change := range append(changes, fmt.Sprintf(`"architectures": [%q]`, families[architecture].class)) {
 			if f := families[architecture]; strings.Contains(change, "rope_") && f.windowsUnscaled {
 				continue // see TestConfigJSONOfWindows
+			} else if f.latent && change == `"head_dim": null` {
+				continue
 			} else if f.window > 0 && !f.windowSwitch {
 				change = strings.ReplaceAll(change, "full_attention", "sliding_attention")
 			}

@@ -44,7 +44,7 @@ const initElements = 1 << 16
 // initial returns a function that computes the next initial values of a parameter.
 func (c Config) initial(p *Parameter, seed uint64) func(dst []float32) {
 	switch {
-	case strings.HasSuffix(p.Name, ".bias"):
+	case strings.HasSuffix(p.Name, ".bias"), !Trained(p.Name):
 		return func(dst []float32) { clear(dst) }
 	case len(p.Shape) == 1:
 		return func(dst []float32) {

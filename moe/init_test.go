@@ -11,11 +11,11 @@ import (
 )
 
 func byName(m *Model, name string) *Parameter {
-	i := slices.IndexFunc(m.Parameters(), func(p *Parameter) bool { return p.Name == name })
+	i := slices.IndexFunc(m.params, func(p *Parameter) bool { return p.Name == name })
 	if i < 0 {
 		return nil
 	}
-	return m.Parameters()[i]
+	return m.params[i]
 }
 
 // A tensor's values depend on seed and name, not on threads or the rest of the model.

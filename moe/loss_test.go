@@ -52,7 +52,7 @@ func TestSampledTargetsGradient(t *testing.T) {
 		m := newModel(t, cfg, 2)
 		randomize(m, 1)
 		batch := randomBatch(cfg, 300, 1, 2) // one token a row, so that targets are no inputs
-		if _, err := m.Backward(t.Context(), batch, BackwardOptions{Loss: fullLoss, SampleTargets: true,
+		if _, err := m.Backward(t.Context(), batch, BackwardOptions{Loss: fullLoss(cfg), SampleTargets: true,
 			SampleSeed: 9}); err != nil {
 			t.Fatal(err)
 		}
@@ -68,7 +68,7 @@ func TestSampledTargetsGradient(t *testing.T) {
 			t.Errorf("%s: %d of 300 drawn targets are the batch's", name, same)
 		}
 		m.ZeroGradients()
-		if _, err := m.Backward(t.Context(), batch, BackwardOptions{Loss: fullLoss}); err != nil {
+		if _, err := m.Backward(t.Context(), batch, BackwardOptions{Loss: fullLoss(cfg)}); err != nil {
 			t.Fatal(err)
 		}
 		if !slices.Equal(got, grads(t, m)) {
@@ -76,7 +76,7 @@ func TestSampledTargetsGradient(t *testing.T) {
 		}
 		m.ZeroGradients()
 		if _, err := m.Backward(t.Context(), Batch{Tokens: given, Rows: 300, SequenceLength: 1},
-			BackwardOptions{Loss: fullLoss}); err != nil {
+			BackwardOptions{Loss: fullLoss(cfg)}); err != nil {
 			t.Fatal(err)
 		}
 		if slices.Equal(got, grads(t, m)) {

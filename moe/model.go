@@ -47,7 +47,9 @@ type Model struct {
 	expertLayers int // number of layers with experts in the complete model, at least 1 for means over them
 
 	params  []*Parameter
-	buckets []Bucket // the memory of all tensors
+	trained []*Parameter // params without correction biases
+	buckets []Bucket     // the memory of trained
+	biases  xpu.Tensor   // [M, E] correction biases of M layers with experts; absent without them
 
 	embed, norm, head tensor // [V, H], [H], [V, H]
 	layers            []layer
@@ -69,13 +71,17 @@ type tensor struct{ w, g xpu.Tensor }
 // one matrix, and so are gate and up of an expert, gate first, like gate_up_proj of transformers
 // v5. Weights that a family does not have are empty.
 type layer struct {
-	norm1, norm2 tensor // [H]
-	qkv          tensor // [AD+2GD, H]
-	qkvBias      tensor // [AD+2GD]
-	qNorm, kNorm tensor // [AD], [GD]; [D] of single heads
-	out          tensor // [H, AD]
-	router       tensor // [E, H]
-	gateUp, down tensor // [E, 2I, H], [E, H, I]; without experts [2D, H], [H, D]
+	norm1, norm2 tensor        // [H]
+	qkv          tensor        // [AD+2GD, H]
+	qkvBias      tensor        // [AD+2GD]
+	latent       latentWeights // instead of qkv
+	qNorm, kNorm tensor        // [AD], [GD]; [D] of single heads
+	out          tensor        // [H, AD]; [H, Av] with latent attention
+	router       tensor        // [E, H]
+	bias         xpu.Tensor    // [E] correction bias of the router; it has no gradient
+	sharedGateUp tensor        // [2W, H] of shared experts
+	sharedDown   tensor        // [H, W]
+	gateUp, down tensor        // [E, 2I, H], [E, H, I]; without experts [2D, H], [H, D]
 
 	// its number among this model's layers with experts; -1 without experts
 	sparse int
@@ -129,7 +135,8 @@ func (m *Model) Close() {
 		m.dev.Release(b.Weight)
 		m.dev.Release(b.Grad)
 	}
-	m.buckets, m.params, m.layers = nil, nil, nil
+	m.dev.Release(m.biases)
+	m.buckets, m.params, m.trained, m.layers = nil, nil, nil, nil
 	m.rope.free(m.dev)
 	m.windowRope.free(m.dev)
 	m.ws.arena.free(m.dev)
@@ -154,7 +161,10 @@ func (m *Model) Config() Config { return m.cfg }
 // norm, head. A tied head is the embedding and not listed again. A model that holds a part of the
 // experts or layers lists only its own parameters, in the order and under the names of the complete
 // model.
-func (m *Model) Parameters() []*Parameter { return m.params }
+//
+// Correction biases of routers are not among them, because they have no gradient; see
+// [Model.Biases].
+func (m *Model) Parameters() []*Parameter { return m.trained }
 
 // Buckets divides all parameters into ranges of memory, in the order in which [Model.Backward]
 // completes their gradients: final norm and head; for each layer, from the last to the first, the
@@ -222,6 +232,7 @@ func (m *Model) bind() error {
 			}
 		}
 		m.params = append(m.params, made...)
+		m.trained = append(m.trained, made...)
 		return made
 	}
 	hold := func(held ...*Parameter) { // adds them to the last bucket
@@ -241,6 +252,12 @@ func (m *Model) bind() error {
 		hold(parameters(false, m.embed)...)
 	}
 	m.layers = make([]layer, m.stage.layers)
+	if sparse := len(c.ExpertLayers(m.stage.from, m.stage.from+m.stage.layers)); c.HasBiases() && sparse > 0 {
+		var err error
+		if m.biases, err = m.dev.New(xpu.Float32, sparse, c.Experts); err != nil {
+			return err
+		}
+	}
 	next = 1 // the embedding
 	var of tensorList
 	for i := range m.stage.from {
@@ -256,22 +273,44 @@ func (m *Model) bind() error {
 		behind := next + len(of)
 		l := &m.layers[i]
 		l.window, l.sparse = c.window(number), -1
-		rest := []shaped{vector(&l.norm1, norm), matrix(&l.qkv, c.qkvWidth(), h), vector(&l.qkvBias, bias),
-			vector(&l.qNorm, qNorm), vector(&l.kNorm, kNorm), matrix(&l.out, h, q), vector(&l.norm2, norm)}
+		rest := []shaped{vector(&l.norm1, norm)}
+		if latent := &l.latent; c.latent() {
+			input := h // of queries
+			if c.QueryRank > 0 {
+				input = c.QueryRank
+			}
+			rest = append(rest, matrix(&latent.qA, c.QueryRank, h), vector(&latent.qNorm, c.QueryRank),
+				matrix(&latent.q, c.Heads*c.queryElements(), input), matrix(&latent.kvA, c.KVRank+c.RotatedSize, h),
+				vector(&latent.kvNorm, c.KVRank), matrix(&latent.kv, c.Heads*(c.PlainSize+c.ValueSize), c.KVRank))
+		} else {
+			rest = append(rest, matrix(&l.qkv, c.qkvWidth(), h), vector(&l.qkvBias, bias), vector(&l.qNorm, qNorm),
+				vector(&l.kNorm, kNorm))
+		}
+		rest = append(rest, matrix(&l.out, h, c.ContextWidth()), vector(&l.norm2, norm))
 		experts, ffn := 1, c.denseWidth()
 		if c.HasExperts(number) {
 			l.sparse, experts, ffn = sparse, ownExperts, c.IntermediateSize
 			sparse++
-			rest = append(rest, matrix(&l.router, c.Experts, h))
+			rest = append(rest, matrix(&l.router, c.Experts, h), matrix(&l.sharedGateUp, 2*c.SharedSize, h),
+				matrix(&l.sharedDown, h, c.SharedSize))
 		} else {
 			rest = append(rest, matrix(&l.gateUp, 2*ffn, h), matrix(&l.down, h, ffn))
 		}
 		if err := bucket(false, rest...); err != nil {
 			return err
 		}
-		hold(parameters(false, l.norm1, l.qkv.rows(0, q), l.qkv.rows(q, kv), l.qkv.rows(q+kv, kv),
+		hold(parameters(false, l.norm1, l.latent.qA, l.latent.qNorm, l.latent.q, l.latent.kvA, l.latent.kvNorm,
+			l.latent.kv, l.qkv.rows(0, q), l.qkv.rows(q, kv), l.qkv.rows(q+kv, kv),
 			l.qkvBias.rows(0, q), l.qkvBias.rows(q, kv), l.qkvBias.rows(q+kv, kv), l.qNorm, l.kNorm, l.out, l.norm2,
 			l.router)...)
+		if l.hasExperts() && m.biases.Present() {
+			l.bias = m.biases.Index(l.sparse)
+			m.params = append(m.params, &Parameter{Name: list[next].Name, Shape: list[next].Shape, Weight: l.bias,
+				Index: next})
+			next++
+		}
+		hold(parameters(false, l.sharedGateUp.rows(0, c.SharedSize), l.sharedGateUp.rows(c.SharedSize, c.SharedSize),
+			l.sharedDown)...)
 		if l.hasExperts() {
 			err := bucket(true, matrix(&l.gateUp, experts, 2*ffn, h), matrix(&l.down, experts, h, ffn))
 			if err != nil {

@@ -185,7 +185,7 @@ func parallelCases(t testing.TB) map[string]Config {
 	all.Experts, all.ExpertsPerToken = 4, 4  // every rank gets every token
 	all.Architecture, all.NormTopK = Mixtral, true
 	return map[string]Config{"nano": cases["nano"], "gqa": cases["gqa"], "idle experts": few, "every expert": all,
-		"dense layer": cases["dense layer"]}
+		"dense layer": cases["dense layer"], "deepseek_v3": cases["deepseek_v3"]}
 }
 
 var dispatches = []Dispatch{AllToAll, AllGather}
@@ -199,7 +199,7 @@ func TestParallelEqualsWhole(t *testing.T) {
 			whole := newModel(t, cfg, 2)
 			randomize(whole, 1)
 			batch := randomBatch(cfg, 5, 21, 2)
-			for _, loss := range []LossOptions{{}, fullLoss, {Aux: AuxMegaBlocks, AuxCoefficient: 0.1},
+			for _, loss := range []LossOptions{{}, fullLoss(cfg), {Aux: AuxMegaBlocks, AuxCoefficient: 0.1},
 				{Aux: AuxSequence, AuxCoefficient: 0.1}} {
 				if raceDetector && loss.Aux != AuxHF { // the ranks do the same with all of them
 					continue
@@ -351,7 +351,7 @@ func TestParallelBits(t *testing.T) {
 		cfg.Layers = 3
 		for _, n := range []int{2, 4} {
 			batches := share(randomBatch(cfg, 5, 30, 2), raggedRows[n])
-			opts := BackwardOptions{Targets: 150, Loss: fullLoss}
+			opts := BackwardOptions{Targets: 150, Loss: fullLoss(cfg)}
 			want := ""
 			for _, dispatch := range dispatches {
 				for _, threads := range []int{1, 3} {
@@ -399,10 +399,10 @@ func TestGroupOfOneIsTheWholeModel(t *testing.T) {
 		randomize(whole, 1)
 		randomize(g.models[0], 1)
 		batch := randomBatch(cfg, 2, 9, 2)
-		if _, err := whole.Backward(t.Context(), batch, BackwardOptions{Loss: fullLoss}); err != nil {
+		if _, err := whole.Backward(t.Context(), batch, BackwardOptions{Loss: fullLoss(cfg)}); err != nil {
 			t.Fatal(err)
 		}
-		g.backward(t, []Batch{batch}, BackwardOptions{Loss: fullLoss})
+		g.backward(t, []Batch{batch}, BackwardOptions{Loss: fullLoss(cfg)})
 		if !slices.Equal(grads(t, whole), grads(t, g.models[0])) {
 			t.Errorf("%s: other gradients", name)
 		}
@@ -703,7 +703,7 @@ func TestBuckets(t *testing.T) {
 						t.Errorf("%s: %d buckets, want %d", name, len(buckets), want)
 					}
 					var complete [][]float32
-					_, err := m.Backward(t.Context(), batches[r], BackwardOptions{Targets: 36, Loss: fullLoss,
+					_, err := m.Backward(t.Context(), batches[r], BackwardOptions{Targets: 36, Loss: fullLoss(cfg),
 						Done: func(b int) {
 							if b != len(complete) {
 								t.Errorf("%s: bucket %d is complete after %d others", name, b, len(complete))
@@ -955,7 +955,7 @@ func TestParallelStepsDoNotGrow(t *testing.T) {
 				[]int{3, 0})
 			step := func() {
 				for _, b := range [][]Batch{large, small} {
-					g.backward(t, b, BackwardOptions{Targets: 1024, Loss: fullLoss})
+					g.backward(t, b, BackwardOptions{Targets: 1024, Loss: fullLoss(cfg)})
 				}
 			}
 			for range 3 {
@@ -989,7 +989,7 @@ func BenchmarkParallelBackward(b *testing.B) {
 				m.Init(1)
 			}
 			batches, opts := share(randomBatch(cfg, 8, 256, 1), []int{4, 4}), BackwardOptions{Targets: 2048,
-				Loss: fullLoss}
+				Loss: fullLoss(cfg)}
 			g.backward(b, batches, opts)
 			for b.Loop() {
 				g.backward(b, batches, opts)

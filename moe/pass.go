@@ -59,6 +59,10 @@ func (m *Model) stepSize(batch Batch, opts BackwardOptions) (stepSize, error) {
 	if err := opts.Loss.Validate(); err != nil {
 		return stepSize{}, err
 	}
+	if z := opts.Loss.ZCoefficient; z != 0 && m.cfg.HasSigmoidRouter() {
+		return stepSize{}, fmt.Errorf("coefficient %g of the z-loss must be 0, because the scores of the router of a "+
+			"%s model are sigmoids, without a logsumexp", z, m.cfg.Architecture)
+	}
 	own := stepSize{int64(batch.targets()), int64(batch.Rows) * int64(batch.SequenceLength)}
 	step := stepSize{opts.Targets, opts.Tokens}
 	if step.tokens == 0 {

@@ -10,7 +10,13 @@ import (
 	"mula/internal/longtest"
 )
 
-var fullLoss = LossOptions{Aux: AuxHF, AuxCoefficient: 0.01, ZCoefficient: 0.001}
+func fullLoss(c Config) LossOptions {
+	o := LossOptions{Aux: AuxHF, AuxCoefficient: 0.01, ZCoefficient: 0.001}
+	if c.HasSigmoidRouter() {
+		o.ZCoefficient = 0
+	}
+	return o
+}
 
 // Losses and gradients are the same bits with any number of threads, and from call to call.
 func TestBitsDoNotDependOnThreads(t *testing.T) {
@@ -27,7 +33,7 @@ func TestBitsDoNotDependOnThreads(t *testing.T) {
 					t.Fatal(err)
 				}
 				stats, err := m.Backward(t.Context(), randomBatch(cfg, 2, queryBlock+7, 2),
-					BackwardOptions{Loss: fullLoss})
+					BackwardOptions{Loss: fullLoss(cfg)})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -145,7 +151,7 @@ func TestForwardEqualsBackward(t *testing.T) {
 				routed += n
 			}
 		}
-		if want := int64(cfg.Layers * 60 * cfg.ExpertsPerToken); routed != want && cfg.moe() {
+		if want := int64(len(cfg.ExpertLayers(0, cfg.Layers)) * 60 * cfg.ExpertsPerToken); routed != want && cfg.moe() {
 			t.Errorf("%s: %d rows went to experts, want %d: none may be dropped", name, routed, want)
 		}
 	}
@@ -207,7 +213,7 @@ func TestLossFalls(t *testing.T) {
 		var first, last float64
 		for step := range 30 {
 			m.ZeroGradients()
-			stats, err := m.Backward(t.Context(), batch, BackwardOptions{Loss: fullLoss})
+			stats, err := m.Backward(t.Context(), batch, BackwardOptions{Loss: fullLoss(cfg)})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -297,7 +303,7 @@ func TestBuffersArePlanned(t *testing.T) {
 			m.SetRecompute(recompute)
 			m.Init(1)
 			if _, err := m.Backward(t.Context(), randomBatch(cfg, 4, 128, 1),
-				BackwardOptions{Loss: fullLoss}); err != nil {
+				BackwardOptions{Loss: fullLoss(cfg)}); err != nil {
 				t.Fatal(err)
 			}
 			want := cfg.Memory(Pass{Rows: 4, SequenceLength: 128, Recompute: recompute})
@@ -305,7 +311,7 @@ func TestBuffersArePlanned(t *testing.T) {
 			packed := newModel(t, cfg, 2)
 			packed.SetRecompute(recompute)
 			if _, err := packed.Backward(t.Context(), inDocuments(randomBatch(cfg, 4, 128, 1), 100, 29),
-				BackwardOptions{Loss: fullLoss}); err != nil {
+				BackwardOptions{Loss: fullLoss(cfg)}); err != nil {
 				t.Fatal(err)
 			}
 			documents := cfg.Memory(Pass{Rows: 4, SequenceLength: 128, Recompute: recompute, Documents: true})
@@ -313,7 +319,7 @@ func TestBuffersArePlanned(t *testing.T) {
 				t.Errorf("%s, recompute %v: buffers of documents take %d bytes, Memory says %+v", name, recompute,
 					bytes, documents)
 			}
-			if got != want.Buffers || want.Weights != int64(4*len(weights(t, m))) ||
+			if got != want.Buffers || want.Weights != int64(4*(len(weights(t, m))+elementsOf(m.Biases()))) ||
 				want.Gradients != int64(4*len(grads(t, m))) {
 				t.Errorf("%s, recompute %v: buffers take %d bytes, Memory says %+v", name, recompute, got, want)
 			}
@@ -336,7 +342,7 @@ func TestBlocksOfMemory(t *testing.T) {
 			largest := 0
 			for _, rows := range []int{1, 3, 2} {
 				if _, err := m.Backward(t.Context(), randomBatch(cfg, rows, 21, 2),
-					BackwardOptions{Loss: fullLoss}); err != nil {
+					BackwardOptions{Loss: fullLoss(cfg)}); err != nil {
 					t.Fatal(err)
 				}
 				largest = max(largest, m.ws.logits.Elements(), m.ws.act.Elements(), m.ws.dqkv.Elements(),
@@ -408,7 +414,7 @@ func TestStepsDoNotAllocate(t *testing.T) {
 	}
 	for name, cfg := range gradientCases(t) {
 		for _, recompute := range levels {
-			for _, opts := range []BackwardOptions{{Loss: fullLoss}, {SampleTargets: true}} {
+			for _, opts := range []BackwardOptions{{Loss: fullLoss(cfg)}, {SampleTargets: true}} {
 				m := newModel(t, cfg, 2)
 				m.SetRecompute(recompute)
 				m.Init(1)
@@ -455,7 +461,7 @@ func TestRecomputationChangesNoBit(t *testing.T) {
 			m.ZeroGradients()
 			for part := range uint64(2) { // the second micro-batch finds the first one's numbers in the buffers
 				if _, err := m.Backward(t.Context(), randomBatch(cfg, 2, queryBlock+7, part),
-					BackwardOptions{Loss: fullLoss}); err != nil {
+					BackwardOptions{Loss: fullLoss(cfg)}); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -478,7 +484,7 @@ func TestNaNWeights(t *testing.T) {
 				p.Weight.Floats()[i] = float32(math.NaN())
 			}
 		}
-		stats, err := m.Backward(t.Context(), randomBatch(cfg, 2, 8, 1), BackwardOptions{Loss: fullLoss})
+		stats, err := m.Backward(t.Context(), randomBatch(cfg, 2, 8, 1), BackwardOptions{Loss: fullLoss(cfg)})
 		if err != nil || !math.IsNaN(stats.Loss) {
 			t.Errorf("%s: loss %v, %v", name, stats.Loss, err)
 		}
@@ -491,7 +497,7 @@ func BenchmarkBackward(b *testing.B) {
 	m.Init(1)
 	batch := randomBatch(cfg, 8, 256, 1)
 	run := func() {
-		if _, err := m.Backward(b.Context(), batch, BackwardOptions{Loss: fullLoss}); err != nil {
+		if _, err := m.Backward(b.Context(), batch, BackwardOptions{Loss: fullLoss(cfg)}); err != nil {
 			b.Fatal(err)
 		}
 	}
@@ -501,4 +507,12 @@ func BenchmarkBackward(b *testing.B) {
 		run()
 	}
 	b.ReportMetric(float64(b.N)*8*256/b.Elapsed().Seconds(), "tokens/s")
+}
+
+// elementsOf returns the number of weights of parameters.
+func elementsOf(list []*Parameter) (n int) {
+	for _, p := range list {
+		n += p.Weight.Elements()
+	}
+	return n
 }

@@ -62,7 +62,7 @@ func TestPrecisionsTrainAlike(t *testing.T) {
 				}
 			}
 			m.ZeroGradients()
-			stats, err := m.Backward(t.Context(), batch, BackwardOptions{Loss: fullLoss})
+			stats, err := m.Backward(t.Context(), batch, BackwardOptions{Loss: fullLoss(cfg)})
 			if err != nil {
 				t.Fatal(err)
 			}

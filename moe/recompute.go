@@ -71,5 +71,6 @@ func (m *Model) restore(ctx context.Context, l *layer, st *saved, number int, fr
 	if fresh || !w.shape.recompute.experts() {
 		return nil
 	}
+	m.expandShared(l, st)
 	return m.blockOf(l).expand(ctx, m, l, st, number)
 }

@@ -20,7 +20,7 @@ type reference struct {
 
 func newReference(m *Model) *reference {
 	r := &reference{m.cfg, map[string][]float64{}}
-	for _, p := range m.Parameters() {
+	for _, p := range m.params {
 		w := make([]float64, p.Weight.Elements())
 		for i, v := range p.Weight.Floats() {
 			w[i] = float64(v)
@@ -56,6 +56,10 @@ func (r *reference) times(name string, x []float64) []float64 {
 }
 
 func (r *reference) norm(name string, x []float64) []float64 {
+	return r.normOf(name, x, r.c.NormEps)
+}
+
+func (r *reference) normOf(name string, x []float64, epsilon float64) []float64 {
 	n := float64(len(x))
 	mean, square := 0.0, 0.0
 	for _, v := range x {
@@ -67,7 +71,7 @@ func (r *reference) norm(name string, x []float64) []float64 {
 		if r.c.Architecture == OLMo {
 			y[i] = (v - mean) / math.Sqrt(square-mean*mean+1e-5)
 		} else {
-			y[i] = r.weights[name][i] * v / math.Sqrt(square+r.c.NormEps)
+			y[i] = r.weights[name][i] * v / math.Sqrt(square+epsilon)
 		}
 	}
 	return y
@@ -108,6 +112,76 @@ func (r *reference) turn(x []float64, position int) {
 	}
 }
 
+// latent is the heads of queries, keys and values of one token at a position, with latent attention
+// and interleaved rotated elements.
+func (r *reference) latent(prefix string, h []float64, position int) (q, k, v []float64) {
+	c := r.c
+	plain, turned, values := c.PlainSize, c.RotatedSize, c.ValueSize
+	turn := func(x []float64) []float64 {
+		y := slices.Clone(x)
+		for j := range turned / 2 {
+			sin, cos := math.Sincos(float64(position) * math.Pow(c.RopeTheta, -2*float64(j)/float64(turned)))
+			y[2*j], y[2*j+1] = x[2*j]*cos-x[2*j+1]*sin, x[2*j+1]*cos+x[2*j]*sin
+		}
+		return y
+	}
+	all := r.times(prefix+"q_b_proj.weight", r.normOf(prefix+"q_a_layernorm.weight",
+		r.times(prefix+"q_a_proj.weight", h), 1e-6))
+	compressed := r.times(prefix+"kv_a_proj_with_mqa.weight", h)
+	shared := turn(compressed[c.KVRank:])
+	kv := r.times(prefix+"kv_b_proj.weight", r.normOf(prefix+"kv_a_layernorm.weight", compressed[:c.KVRank], 1e-6))
+	for a := range c.Heads {
+		head, both := all[a*(plain+turned):][:plain+turned], kv[a*(plain+values):][:plain+values]
+		q = append(append(q, head[:plain]...), turn(head[plain:])...)
+		k = append(append(k, both[:plain]...), shared...)
+		v = append(v, both[plain:]...)
+	}
+	return q, k, v
+}
+
+// choose returns the experts of a token, their weights and its distribution, for the logits of a
+// router with sigmoids.
+func (r *reference) choose(prefix string, z []float64) (chosen []int, weights, p []float64) {
+	c := r.c
+	keys, total := make([]float64, len(z)), 0.0
+	for e, v := range z {
+		p = append(p, 1/(1+math.Exp(-v)))
+		keys[e] = p[e] + r.weights[prefix+"gate.e_score_correction_bias"][e]
+		total += p[e]
+	}
+	size := c.Experts / c.Groups
+	value := func(g int) float64 {
+		own := slices.Sorted(slices.Values(keys[g*size:][:size]))
+		return own[size-1] + own[size-2]
+	}
+	var groups []int
+	for g := range c.Groups {
+		groups = append(groups, g)
+	}
+	slices.SortStableFunc(groups, func(a, b int) int { return -cmpFloat(value(a), value(b)) })
+	for _, g := range groups[:c.TopGroups] {
+		for e := range size {
+			chosen = append(chosen, g*size+e)
+		}
+	}
+	slices.SortFunc(chosen, func(a, b int) int { return -cmpFloat(keys[a], keys[b]) })
+	chosen = chosen[:c.ExpertsPerToken]
+	sum := 1.0
+	if c.NormTopK {
+		sum = 0
+		for _, e := range chosen {
+			sum += p[e]
+		}
+	}
+	for _, e := range chosen {
+		weights = append(weights, p[e]/sum*c.RoutingScale)
+	}
+	for e := range p {
+		p[e] /= total
+	}
+	return chosen, weights, p
+}
+
 func (r *reference) mlp(prefix string, x []float64) []float64 {
 	a, b := r.times(prefix+"gate_proj.weight", x), r.times(prefix+"up_proj.weight", x)
 	for i := range a {
@@ -137,7 +211,10 @@ func addTo(x, y []float64, f float64) {
 
 func (r *reference) losses(b Batch) losses {
 	c := r.c
-	h, d := c.HiddenSize, c.HeadDim()
+	h, d, values := c.HiddenSize, c.HeadDim(), c.HeadDim() // d and values: elements of a head
+	if c.latent() {
+		d, values = c.queryElements(), c.ValueSize
+	}
 	head := "lm_head.weight"
 	if c.TieEmbeddings {
 		head = "model.embed_tokens.weight"
@@ -186,15 +263,19 @@ func (r *reference) losses(b Batch) losses {
 			q, k, v := make([][]float64, len(x)), make([][]float64, len(x)), make([][]float64, len(x))
 			for t := range x {
 				in := before(layer+"input_layernorm.weight", x[t])
+				if c.latent() {
+					q[t], k[t], v[t] = r.latent(layer+"self_attn.", in, t)
+					continue
+				}
 				q[t], k[t], v[t] = r.projection(layer+"self_attn.", "q", in), r.projection(layer+"self_attn.", "k",
 					in), r.projection(layer+"self_attn.", "v", in)
 				r.turn(q[t], t)
 				r.turn(k[t], t)
 			}
 			for t := range x {
-				context := make([]float64, c.Heads*d)
+				context := make([]float64, c.Heads*values)
 				for a := range c.Heads {
-					g := a / (c.Heads / c.KVHeads) * d
+					g := a / (c.Heads / c.KVHeads)
 					begin := 0
 					if b.Begin != nil {
 						begin = int(b.Begin[row*b.SequenceLength+t])
@@ -205,12 +286,12 @@ func (r *reference) losses(b Batch) losses {
 					scores := make([]float64, t+1-begin)
 					for s := range scores {
 						for j := range d {
-							scores[s] += q[t][a*d+j] * k[begin+s][g+j] / math.Sqrt(float64(d))
+							scores[s] += q[t][a*d+j] * k[begin+s][g*d+j] / math.Sqrt(float64(d))
 						}
 					}
 					p, _ := softmax64(scores)
 					for s := range scores {
-						addTo(context[a*d:(a+1)*d], v[begin+s][g:g+d], p[s])
+						addTo(context[a*values:(a+1)*values], v[begin+s][g*values:(g+1)*values], p[s])
 					}
 				}
 				y := r.times(layer+"self_attn.o_proj.weight", context)
@@ -222,31 +303,29 @@ func (r *reference) losses(b Batch) losses {
 					addTo(x[t], behind(layer+"post_feedforward_layernorm.weight", r.mlp(layer+"mlp.", in)), 1)
 					continue
 				}
-				y := make([]float64, h)
-				p, lse := softmax64(r.times(layer+"mlp.gate.weight", in))
+				y, logits := make([]float64, h), r.times(layer+"mlp.gate.weight", in)
+				p, lse := softmax64(logits)
+				var chosen []int
+				var weights []float64
+				if c.HasSigmoidRouter() {
+					chosen, weights, p = r.choose(layer+"mlp.", logits)
+					lse = 0 // without a z-loss
+					addTo(y, r.mlp(layer+"mlp.shared_experts.", in), 1)
+				}
 				addTo(rowProbs[l], p, 1)
 				out.z += lse * lse / (n * float64(c.ExpertsPerToken))
 				addTo(probs[l], p, 1)
 				for _, v := range p {
 					out.entropy[l] -= v * math.Log(v) / tokens
 				}
-				order := make([]int, c.Experts)
-				for i := range order {
-					order[i] = i
+				if !c.HasSigmoidRouter() {
+					chosen, weights = largestOf(p, c.ExpertsPerToken, c.NormTopK)
 				}
-				slices.SortStableFunc(order, func(a, b int) int { return -cmpFloat(p[a], p[b]) })
-				sum := 1.0
-				if c.NormTopK {
-					sum = 0
-					for _, e := range order[:c.ExpertsPerToken] {
-						sum += p[e]
-					}
-				}
-				for _, e := range order[:c.ExpertsPerToken] {
+				for i, e := range chosen {
 					out.chosen = append(out.chosen, e)
 					counts[l][e]++
 					rowCounts[l][e]++
-					addTo(y, r.mlp(fmt.Sprintf("%smlp.experts.%d.", layer, e), in), p[e]/sum)
+					addTo(y, r.mlp(fmt.Sprintf("%smlp.experts.%d.", layer, e), in), weights[i])
 				}
 				addTo(x[t], behind(layer+"post_feedforward_layernorm.weight", y), 1)
 			}
@@ -279,6 +358,26 @@ func (r *reference) losses(b Batch) losses {
 	return out
 }
 
+// largestOf returns the k largest of p and their weights.
+func largestOf(p []float64, k int, renormalize bool) (chosen []int, weights []float64) {
+	for e := range p {
+		chosen = append(chosen, e)
+	}
+	slices.SortStableFunc(chosen, func(a, b int) int { return -cmpFloat(p[a], p[b]) })
+	chosen = chosen[:k]
+	sum := 1.0
+	if renormalize {
+		sum = 0
+		for _, e := range chosen {
+			sum += p[e]
+		}
+	}
+	for _, e := range chosen {
+		weights = append(weights, p[e]/sum)
+	}
+	return chosen, weights
+}
+
 func cmpFloat(a, b float64) int {
 	switch {
 	case a < b:
@@ -295,7 +394,7 @@ func randomize(m *Model, seed uint64) {
 	m.cfg.InitStd = 0.1
 	m.Init(seed)
 	r := rand.New(rand.NewPCG(seed, 1))
-	for _, p := range m.Parameters() {
+	for _, p := range m.params {
 		if len(p.Shape) == 1 {
 			var buffer []float32
 			w, err := xpu.Numbers(context.Background(), m.dev, p.Weight, &buffer)
@@ -358,7 +457,15 @@ func gradientCases(t testing.TB) map[string]Config {
 	qwen3MoE.SlidingWindow = 2
 	layers := qwen3MoE
 	layers.DenseLayers, layers.DenseSize = "1", 40
-	return map[string]Config{"nano": nano, "gqa": gqa, "dense": dense, "dense tied": tied, "llama": llama,
+	deepSeek := nano
+	deepSeek.Architecture, deepSeek.VocabSize, deepSeek.HiddenSize, deepSeek.KVHeads = DeepSeekV3, 96, 48, 4
+	deepSeek.QueryRank, deepSeek.KVRank, deepSeek.PlainSize, deepSeek.RotatedSize = 16, 24, 6, 4
+	deepSeek.ValueSize, deepSeek.RopeInterleave, deepSeek.NormEps = 8, true, 1e-3
+	deepSeek.Groups, deepSeek.TopGroups, deepSeek.RoutingScale, deepSeek.NormTopK = 4, 2, 2.5, true
+	deepSeek.SharedSize, deepSeek.DenseLayers, deepSeek.DenseSize = 64, "0", 40
+	deepSeek.RouterAuxLossCoef = 0
+	return map[string]Config{"deepseek_v3": deepSeek, "nano": nano, "gqa": gqa, "dense": dense, "dense tied": tied,
+		"llama": llama,
 		"qwen2": qwen2, "qwen3_moe": qwen3MoE, "flex_olmo": flexOLMo, "dense layer": layers}
 }
 
@@ -413,6 +520,9 @@ func TestGradientsAgainstCentralDifferences(t *testing.T) {
 			}
 			if !cfg.moe() {
 				forms = forms[:1]
+			}
+			if cfg.HasSigmoidRouter() {
+				forms = forms[:4]
 			}
 			ref := newReference(m)
 			base := ref.losses(batch)

@@ -17,7 +17,7 @@ type ropeTable struct {
 // the frequency and its product with the position are float32. For far positions this matters more
 // than the precision of the cosine.
 func (r *ropeTable) extend(dev xpu.Memory, c Config, positions int) (err error) {
-	half := c.HeadDim() / 2
+	half := c.ropeSize() / 2
 	have := 0
 	if r.cos.Present() {
 		have = r.cos.Dim(0)

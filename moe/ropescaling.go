@@ -31,6 +31,18 @@ type RopeScaling struct {
 	BetaFast        float64 `yaml:"beta_fast,omitempty"`        // 0 means 32
 	BetaSlow        float64 `yaml:"beta_slow,omitempty"`        // 0 means 1
 	AttentionFactor float64 `yaml:"attention_factor,omitempty"` // 0 means 0.1·ln(Factor) + 1
+
+	// yarn with latent attention: with both, AttentionFactor is the quotient of
+	// 0.1·MScale·ln(Factor) + 1 and 0.1·MScaleAllDim·ln(Factor) + 1, if it is 0. The attention's
+	// scores are multiplied by the square of the second.
+	MScale       float64 `yaml:"mscale,omitempty"`
+	MScaleAllDim float64 `yaml:"mscale_all_dim,omitempty"`
+}
+
+// yarnScale returns the scale of YaRN for a factor of positions, with a multiplier of its
+// logarithm.
+func yarnScale(factor, multiplier float64) float64 {
+	return 0.1*multiplier*math.Log(max(1, factor)) + 1
 }
 
 // kind returns the type, "default" if there is none.
@@ -50,7 +62,7 @@ var ropeFields = map[string]struct{ required, optional []string }{
 	"llama3": {required: []string{"factor", "low_freq_factor", "high_freq_factor",
 		"original_max_position_embeddings"}},
 	"yarn": {required: []string{"factor", "original_max_position_embeddings"},
-		optional: []string{"beta_fast", "beta_slow", "attention_factor"}},
+		optional: []string{"beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim"}},
 }
 
 // ropeTypes lists the values of rope_type that a family supports.
@@ -65,7 +77,7 @@ func (f *family) ropeTypes() []string {
 func (r *RopeScaling) numbers() map[string]*float64 {
 	return map[string]*float64{"factor": &r.Factor, "low_freq_factor": &r.LowFreqFactor,
 		"high_freq_factor": &r.HighFreqFactor, "beta_fast": &r.BetaFast, "beta_slow": &r.BetaSlow,
-		"attention_factor": &r.AttentionFactor}
+		"attention_factor": &r.AttentionFactor, "mscale": &r.MScale, "mscale_all_dim": &r.MScaleAllDim}
 }
 
 func (r RopeScaling) validate(f *family) error {
@@ -101,6 +113,11 @@ func (r RopeScaling) validate(f *family) error {
 			return bad(name, "is %g, but the type %s does not use it; remove it", v, r.kind())
 		}
 	}
+	for _, name := range []string{"mscale", "mscale_all_dim"} {
+		if v := *r.numbers()[name]; v != 0 && !f.latent {
+			return bad(name, "is %g; it must be 0 without latent attention", v)
+		}
+	}
 	if r.Type == "llama3" && r.LowFreqFactor >= r.HighFreqFactor {
 		return bad("low_freq_factor", "is %g; it must be below high_freq_factor %g", r.LowFreqFactor, r.HighFreqFactor)
 	}
@@ -110,8 +127,8 @@ func (r RopeScaling) validate(f *family) error {
 // frequencies returns the angle of a position step for each pair of a head's elements, and a factor
 // of all cosines and sines. It rounds to float32 where transformers does.
 func (c Config) frequencies() (f []float32, factor float32) {
-	dim, base, r := float64(c.HeadDim()), float64(float32(c.RopeTheta)), c.RopeScaling
-	f, factor = make([]float32, c.HeadDim()/2), 1
+	dim, base, r := float64(c.ropeSize()), float64(float32(c.RopeTheta)), c.RopeScaling
+	f, factor = make([]float32, c.ropeSize()/2), 1
 	powers := make([]float32, len(f)) // of the base
 	for j := range f {
 		powers[j] = float32(math.Pow(base, float64(float32(2*j)/float32(dim))))
@@ -151,8 +168,12 @@ func (c Config) frequencies() (f []float32, factor float32) {
 			f[j] = 1/(by*powers[j])*(1-kept) + f[j]*kept
 		}
 		factor = float32(r.AttentionFactor)
-		if factor == 0 {
-			factor = float32(0.1*math.Log(max(1, r.Factor)) + 1)
+		switch {
+		case factor != 0:
+		case r.MScale != 0 && r.MScaleAllDim != 0:
+			factor = float32(yarnScale(r.Factor, r.MScale) / yarnScale(r.Factor, r.MScaleAllDim))
+		default:
+			factor = float32(yarnScale(r.Factor, 1))
 		}
 	}
 	return f, factor

@@ -13,6 +13,7 @@ import (
 func (m *Model) route(l *layer, st *saved) {
 	w := &m.ws
 	m.dev.MatMul(w.router, w.h, l.router.w.T(), xpu.MatMulOptions{})
+	st.routing.Bias = l.bias
 	m.dev.Route(st.routing, w.router, m.parallel.UniformRouting, &w.routers[l.sparse])
 }
 
@@ -151,8 +152,18 @@ func (m *Model) sequenceSlopes(ctx context.Context, o LossOptions, tokens int64)
 		if err != nil {
 			return 0, fmt.Errorf("reading the routers of %d rows of %d tokens: %w", rows, s, err)
 		}
+		var sums []float32 // of the scores of a token, with a sigmoid
+		if c.HasSigmoidRouter() {
+			if sums, err = xpu.Numbers(ctx, m.dev, w.saved[i].routing.LSE, &w.scoreSums); err != nil {
+				return 0, fmt.Errorf("reading the routers of %d rows of %d tokens: %w", rows, s, err)
+			}
+		}
 		for i, p := range probs {
-			aux += perChoice * float64(counts[(l*rows+i/(s*e))*e+i%e]) * float64(p)
+			term := perChoice * float64(counts[(l*rows+i/(s*e))*e+i%e]) * float64(p)
+			if sums != nil {
+				term /= float64(sums[i/e])
+			}
+			aux += term
 		}
 	}
 	slopes := room(&w.floats, w.slopes.Elements())

@@ -199,15 +199,15 @@ func (m *Model) ofQueries(own, whole xpu.Tensor) operand {
 }
 
 // attendWholeGrad computes the gradients of queries, keys and values of this rank's tokens, like
-// AttendGrad. fresh is as in [Model.attendGrad].
-func (m *Model) attendWholeGrad(ctx context.Context, l *layer, st *saved, fresh bool) error {
+// AttendGrad, from the gradient dctx of the attention's result. fresh is as in [Model.attendGrad].
+func (m *Model) attendWholeGrad(ctx context.Context, l *layer, st *saved, dctx xpu.Tensor, fresh bool) error {
 	w := &m.ws
 	if !fresh {
 		if err := m.headsOfSequence(ctx, w.ownKeys()); err != nil {
 			return err
 		}
 	}
-	if err := m.exchangeHeads(ctx, true, m.ofQueries(w.dctx, w.heads.dctx)); err != nil {
+	if err := m.exchangeHeads(ctx, true, m.ofQueries(dctx, w.heads.dctx)); err != nil {
 		return err
 	}
 	m.dev.AttendGrad(m.attention(l, st, w.ownKeys()), w.heads.dctx, w.heads.dqkv, w.heads.dk, w.heads.dv)

@@ -230,7 +230,7 @@ func TestPipelineEqualsWhole(t *testing.T) {
 func pipelineEqualsWhole(t *testing.T, name string, cfg Config, ranks int, p Parallel) {
 	t.Helper()
 	batches := microBatches(cfg, ranks)
-	for _, loss := range []LossOptions{fullLoss, {Aux: AuxMegaBlocks, AuxCoefficient: 0.1}} {
+	for _, loss := range []LossOptions{fullLoss(cfg), {Aux: AuxMegaBlocks, AuxCoefficient: 0.1}} {
 		if !cfg.moe() {
 			loss = LossOptions{}
 		}
@@ -311,7 +311,7 @@ func pipelineEqualsWhole(t *testing.T, name string, cfg Config, ranks int, p Par
 func randomizeStage(m, like *Model) {
 	m.cfg.InitStd = 0.1
 	m.Init(1)
-	for _, p := range m.Parameters() {
+	for _, p := range m.params {
 		if !p.Divided {
 			copy(p.Weight.Floats(), byName(like, p.Name).Weight.Floats())
 		}
@@ -368,7 +368,7 @@ func TestStagesHoldTheModel(t *testing.T) {
 		for i := range uint64(5) {
 			batches = append(batches, []Batch{randomBatch(cfg, 2, 32, i)})
 		}
-		pipe.run(t, batches, BackwardOptions{Targets: 1000, Loss: fullLoss})
+		pipe.run(t, batches, BackwardOptions{Targets: 1000, Loss: fullLoss(cfg)})
 		for s, models := range pipe.models {
 			want := cfg.Memory(Pass{Rows: 2, SequenceLength: 32, Recompute: recompute, Stage: s,
 				Shape:    models[0].parallel.Mesh.Shape,

@@ -95,7 +95,11 @@ func (s *Stored) match() error {
 	}
 	gate := "." + s.config.family().blockNames().block + ".gate."
 	var unexpected, wrong []string
+	predictions := s.predictionLayers(stored)
 	for _, t := range stored {
+		if ofLayers(t.Name, predictions) {
+			continue
+		}
 		if !slices.Contains(s.types, t.DType) {
 			s.types = append(s.types, t.DType)
 		}
@@ -152,6 +156,34 @@ func (s *Stored) match() error {
 	return fmt.Errorf("loading weights from %s: %w", s.dir, errors.Join(
 		some("tensors that do not fit the configuration", wrong), some("tensors missing",
 			missing), some("tensors unexpected", unexpected)))
+}
+
+// predictionLayers returns the beginnings of the names of layers of multi-token prediction, which
+// have a matrix eh_proj (https://arxiv.org/abs/2412.19437, equation 21).
+func (s *Stored) predictionLayers(stored []safetensors.Tensor) (prefixes []string) {
+	if s.config.family().predictionLayers == "" {
+		return nil
+	}
+	for _, t := range stored {
+		prefix, ok := strings.CutSuffix(t.Name, "eh_proj.weight")
+		if ok && !ofLayers(t.Name, layerPrefixes(s.config.Layers)) {
+			prefixes = append(prefixes, prefix)
+		}
+	}
+	return prefixes
+}
+
+// layerPrefixes returns the beginnings of the names of n layers.
+func layerPrefixes(n int) (prefixes []string) {
+	for l := range n {
+		prefixes = append(prefixes, layerPrefix(l))
+	}
+	return prefixes
+}
+
+// ofLayers reports whether a tensor belongs to a layer with one of these prefixes.
+func ofLayers(name string, prefixes []string) bool {
+	return slices.ContainsFunc(prefixes, func(p string) bool { return strings.HasPrefix(name, p) })
 }
 
 // some returns an error that lists the first few names, or nil if there are none.

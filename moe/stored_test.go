@@ -24,7 +24,7 @@ func TestTensorsAreParameters(t *testing.T) {
 	}
 	for name, c := range configs {
 		m := newModel(t, c, 1)
-		list := c.Tensors()
+		list := c.TrainedTensors()
 		if len(list) != len(m.Parameters()) {
 			t.Fatalf("%s: %d tensors, %d parameters", name, len(list), len(m.Parameters()))
 		}

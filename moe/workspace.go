@@ -53,14 +53,16 @@ type saved struct {
 type gateUps struct {
 	gateUp xpu.Tensor // [R, 2I] of the experts
 	dense  xpu.Tensor // [T, 2D] of a layer without experts
+	shared xpu.Tensor // [T, 2W] of shared experts, in its own memory; absent without them
 }
 
 // attended holds the results of the attention, and the statistics of the norm after it.
 type attended struct {
-	mean1, rstd1 xpu.Tensor // [T] of the norm of the attention; means with LayerNorm only
-	qkv          xpu.Tensor // [T, AD+2GD] projections, before norm, clip and rotation
-	rq, rk       xpu.Tensor // [T·norms] of the q and k norms
-	ctx          xpu.Tensor // [T, AD] result of the attention, before its output projection
+	mean1, rstd1 xpu.Tensor  // [T] of the norm of the attention; means with LayerNorm only
+	qkv          xpu.Tensor  // [T, AD+2GD] projections, before norm, clip and rotation
+	latent       latentSaved // instead of qkv
+	rq, rk       xpu.Tensor  // [T·norms] of the q and k norms
+	ctx          xpu.Tensor  // [T, AD] result of the attention, before its output projection
 	// [rows·S', A'D] the same of the heads of [wholeHeads]; absent if ranks do not share rows
 	wholeCtx     xpu.Tensor
 	lse          xpu.Tensor // [rows, A, S] or [rows, A', S'] logsumexp of the scores
@@ -119,19 +121,22 @@ type workspace struct {
 	expert   xpu.Tensor // [R, H] outputs of the experts; in the backward pass their gradients
 	logits   xpu.Tensor // [logitsRows, V]
 
-	heads wholeHeads // if ranks share rows
+	heads  wholeHeads // if ranks share rows
+	latent latentSpace
 
 	dx     xpu.Tensor // [T, H] gradient of the residual stream
 	dh     xpu.Tensor // [T, H] gradient of h
 	dy     xpu.Tensor // [T, H] gradient of the input of a norm after a block
 	dctx   xpu.Tensor // [T, AD] gradient of ctx, in the memory of dh
 	dk, dv xpu.Tensor // like k
-	dqkv   xpu.Tensor // [T, AD+2GD]
+	dqkv   xpu.Tensor // [T, AD+2GD]; [T, AD] with latent attention
 	dact   xpu.Tensor // [R, I]
 	// [T, D] of a layer without experts, in the memory of dact
 	denseDact xpu.Tensor
-	dweight   xpu.Tensor // [R] gradient of a routing weight
-	slopes    xpu.Tensor // [M, rows, E] derivatives of the load-balancing loss by a probability
+	// [T, W] of shared experts
+	sharedAct, sharedDact xpu.Tensor
+	dweight               xpu.Tensor // [R] gradient of a routing weight
+	slopes                xpu.Tensor // [M, rows, E] derivatives of the load-balancing loss by a probability
 
 	logitsRows int
 
@@ -140,6 +145,7 @@ type workspace struct {
 	floats    []float32 // [M, rows, E]
 	rowCounts []int64   // [M, rows, E] tokens of each expert, for AuxSequence
 	probs     []float32 // [T, E] on a discrete device, for AuxSequence
+	scoreSums []float32 // [T] the same
 }
 
 // plan allocates the buffers for a pass of the given shape and makes f the current flight. The
@@ -231,7 +237,7 @@ func (f *flight) cut(c Config, p passShape, a *arena) {
 		if sparse {
 			st.routing = xpu.Routing{Probs: a.f32(t, c.Experts), LSE: a.f32(t), Weight: a.f32(r),
 				Chosen: a.i32(t, k), RowOf: a.i32(t, k), TokenOf: a.i32(r), Counts: a.i32(c.Experts),
-				RouterKind: xpu.RouterKind{Renormalize: c.NormTopK}}
+				RouterKind: c.routerKind()}
 		}
 	}
 	f.ids, f.row0 = a.i32(t), xpu.Tensor{}
@@ -263,6 +269,9 @@ func (p passShape) kinds(c Config, i, n int) (sparse, dense bool) {
 // cut allocates the buffers of layers of the given kinds from a.
 func (g *gateUps) cut(c Config, p passShape, a *arena, sparse, dense bool) {
 	g.gateUp, g.dense = p.feedForward(c, a, p.rounded, 2, sparse, dense)
+	if g.shared = (xpu.Tensor{}); sparse && c.SharedSize > 0 {
+		g.shared = a.of(p.rounded, p.tokens(), 2*c.SharedSize)
+	}
 }
 
 // feedForward allocates rows of `each` numbers for each intermediate element: of the experts
@@ -284,8 +293,13 @@ func (p passShape) feedForward(c Config, a *arena, dtype xpu.DType, each int, sp
 func (k *attended) cut(c Config, p passShape, a *arena) {
 	t, h := p.tokens(), c.HiddenSize
 	*k = attended{
-		rstd1: a.f32(t), qkv: a.of(p.rounded, t, c.qkvWidth()), ctx: a.of(p.rounded, t, c.QueryWidth()),
+		rstd1: a.f32(t), ctx: a.of(p.rounded, t, c.ContextWidth()),
 		lse: a.f32(p.rows, c.Heads/p.ranks, p.s*p.ranks), x1: a.f32(t, h),
+	}
+	if c.latent() {
+		k.latent.cut(c, p, a)
+	} else {
+		k.qkv = a.of(p.rounded, t, c.qkvWidth())
 	}
 	if !c.family().postNorm {
 		k.rstd2 = a.f32(t)
@@ -322,8 +336,14 @@ func (w *workspace) cut(c Config, p passShape, a *arena) {
 	w.h = a.f32(t, h)
 	w.q, w.k, w.v = heads(c.Heads), heads(c.KVHeads), heads(c.KVHeads)
 	w.heads.cut(c, p, a)
+	if c.latent() {
+		w.latent.cut(c, p, a)
+	}
 	w.act, w.denseAct = p.feedForward(c, a, xpu.Float32, 1, sparse, dense)
 	if sparse {
+		if c.SharedSize > 0 {
+			w.sharedAct = a.f32(t, c.SharedSize)
+		}
 		w.router, w.gathered, w.expert = a.f32(t, c.Experts), a.f32(r, h), a.f32(r, h)
 	}
 	if p.logits {
@@ -332,17 +352,24 @@ func (w *workspace) cut(c Config, p passShape, a *arena) {
 	}
 	if p.train {
 		w.dx = a.f32(t, h)
-		if both := a.f32(t * max(h, c.QueryWidth())); both.Present() {
+		if both := a.f32(t * max(h, c.ContextWidth())); both.Present() {
 			w.dh = both.Rows(0, t*h).Reshape(t, h)
-			w.dctx = both.Rows(0, t*c.QueryWidth()).Reshape(t, c.QueryWidth())
+			w.dctx = both.Rows(0, t*c.ContextWidth()).Reshape(t, c.ContextWidth())
 		}
 		if c.family().postNorm {
 			w.dy = a.f32(t, h)
 		}
 		w.dk, w.dv = heads(c.KVHeads), heads(c.KVHeads)
-		w.dqkv = a.f32(t, c.qkvWidth())
+		if c.latent() {
+			w.dqkv = a.f32(t, c.QueryWidth())
+		} else {
+			w.dqkv = a.f32(t, c.qkvWidth())
+		}
 		w.dact, w.denseDact = p.feedForward(c, a, xpu.Float32, 1, sparse, dense)
 		if sparse {
+			if c.SharedSize > 0 {
+				w.sharedDact = a.f32(t, c.SharedSize)
+			}
 			w.dweight = a.f32(r)
 			w.slopes = a.f32(len(c.ExpertLayers(p.from, p.from+p.layers)), max(1, p.rows), c.Experts)
 		}
@@ -393,7 +420,7 @@ func (c Config) Memory(p Pass) Memory {
 	newFlight(c, stage).cut(c, shape, &flights)
 	n, buffers := 4*stage.parameters(c, c.Experts/experts), shared.bytes()+int64(max(1,
 		p.InFlight))*flights.bytes()
-	rotations := 2 * 4 * int64(p.SequenceLength*c.HeadDim()/2)
+	rotations := 2 * 4 * int64(p.SequenceLength*c.ropeSize()/2)
 	if buffers += rotations; c.windowRope() {
 		buffers += rotations
 	}
@@ -404,5 +431,9 @@ func (c Config) Memory(p Pass) Memory {
 	if experts > 1 {
 		buffers += c.dispatchMemory(p, shape.tokens())
 	}
-	return Memory{Weights: n, Gradients: n, Buffers: buffers + onHost, OnHost: onHost}
+	biases := int64(0) // of routers
+	if c.HasBiases() {
+		biases = 4 * int64(c.Experts*len(c.ExpertLayers(stage.from, stage.from+stage.layers)))
+	}
+	return Memory{Weights: n + biases, Gradients: n, Buffers: buffers + onHost, OnHost: onHost}
 }

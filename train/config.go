@@ -58,6 +58,8 @@ type Config struct {
 	Schedule  optimizer.ScheduleConfig `yaml:"schedule"`
 	AuxLoss   AuxLossConfig            `yaml:"aux_loss"`
 	ZLoss     ZLossConfig              `yaml:"z_loss"`
+	// only of models whose routers have correction biases
+	RouterBias RouterBiasConfig `yaml:"router_bias,omitempty"`
 
 	Precision xpu.Precision `yaml:"precision"` // of operands of products, weights and gradients; default "fp32"
 	Device    string        `yaml:"device"`    // see [devices.New]
@@ -122,6 +124,14 @@ type AuxLossConfig struct {
 type ZLossConfig struct {
 	Coefficient float64 `yaml:"coefficient"` // 0 = no z-loss
 }
+
+// RouterBiasConfig describes the updates of correction biases; see [moe.Model.UpdateBiases].
+type RouterBiasConfig struct {
+	UpdateSpeed *float64 `yaml:"update_speed,omitempty"` // default 0.001; 0 = no updates
+}
+
+// defaultUpdateSpeed is the speed of the first 14.3T tokens of DeepSeek-V3.
+const defaultUpdateSpeed = 0.001
 
 // LayoutConfig divides a run among ranks. A rank has a coordinate on each of four axes, and
 //
@@ -523,6 +533,7 @@ func (c Config) Validate() error {
 			string(moe.AuxSequence), string(moe.AuxNone)),
 		within("aux_loss.coefficient", c.AuxLoss.Coefficient, 0, finite),
 		within("z_loss.coefficient", c.ZLoss.Coefficient, 0, finite),
+		optionalWithin("router_bias.update_speed", c.RouterBias.UpdateSpeed, 0, 1),
 		oneOf("precision", c.Precision, xpu.Precisions()...),
 		devices.Check(c.Device),
 		within("threads", float64(c.Threads), 0, 4096),
@@ -622,7 +633,7 @@ func (c Config) Validate() error {
 	}
 	if len(c.Optimizer.Groups) > 0 && c.Model.Config.Validate() == nil {
 		// an invalid model is reported when the run starts
-		errs = append(errs, c.Optimizer.CheckGroups(c.Model.Tensors()))
+		errs = append(errs, c.Optimizer.CheckGroups(c.Model.TrainedTensors()))
 	}
 	if c.Schedule.Name == optimizer.Constant && c.Schedule.DecaySteps != 0 {
 		errs = append(errs, strictyaml.Invalid("schedule.decay_steps",
@@ -659,6 +670,15 @@ func (c Config) Validate() error {
 	if z := c.ZLoss.Coefficient; c.Model.Dense() && z != 0 {
 		errs = append(errs, strictyaml.Invalid("z_loss.coefficient",
 			"is %v, but a dense model has no router; must be 0", z))
+	}
+	if z := c.ZLoss.Coefficient; c.Model.HasSigmoidRouter() && z != 0 {
+		errs = append(errs, strictyaml.Invalid("z_loss.coefficient",
+			"is %v, but the scores of the router of a %s model are sigmoids, without a logsumexp; must be 0", z,
+			c.Model.Architecture))
+	}
+	if speed := c.RouterBias.UpdateSpeed; speed != nil && !c.Model.HasBiases() {
+		errs = append(errs, strictyaml.Invalid("router_bias.update_speed",
+			"is %v, but the router of a %s model has no correction biases; remove it", *speed, c.Model.Architecture))
 	}
 	var found strictyaml.FieldErrors
 	for _, err := range errs {

@@ -220,6 +220,9 @@ func TestConfigDocDefaults(t *testing.T) {
 		if _, ok := defaults[name]; !ok {
 			continue // TestConfigDocFields reports it
 		}
+		if name == "router_bias.update_speed" {
+			continue // of a model without a preset; see TestRouterBiases
+		}
 		span := docSpan.FindStringSubmatch(f.byDefault)
 		constant := span != nil && span[0] == f.byDefault
 		if constant == varies[name] {
@@ -328,6 +331,9 @@ func TestConfigDocExample(t *testing.T) {
 		outer, inner, nested := strings.Cut(name, ".")
 		if (outer == "optimizer" || outer == "schedule") && inner != "clip_after_warmup" && values[name].IsZero() {
 			continue // of another optimizer or schedule
+		}
+		if outer == "router_bias" { // of another model
+			continue
 		}
 		v, ok := given[outer]
 		if fields, isMap := v.(map[string]any); nested && isMap {

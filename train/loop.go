@@ -259,6 +259,7 @@ type batch struct {
 	passes  int         // backward passes; may exceed the number of micro-batches
 	before  int64       // number of rows of lower ranks, each row counted once
 	pending []reduction // of each bucket whose gradients are being summed
+	experts []int64     // [M·E] choices of each expert of this rank's M layers with experts, if they are needed
 
 	// Of all ranks.
 	samples int
@@ -552,6 +553,9 @@ func (r *run) step(ctx context.Context, batches *stream.Stream) (record.StepMetr
 		if measured {
 			m.UpdateRatio = r.optimizer.UpdateRatios(r.tensors)
 		}
+		if err := r.balance(ctx); err != nil {
+			return record.StepMetrics{}, fmt.Errorf("step %d: %w", m.Step, err)
+		}
 		if r.optimizer.CurvatureDue() {
 			if err := r.curvature(ctx, m.Tokens, r.batch.targets, limit); err != nil {
 				return record.StepMetrics{}, err
@@ -575,6 +579,27 @@ func (r *run) step(ctx context.Context, batches *stream.Stream) (record.StepMetr
 		m.MFU = m.TokensPerSecond * r.config.Model.FLOPsPerToken(r.data.SequenceLength) / r.start.peak
 	}
 	return m, nil
+}
+
+// balances reports whether steps update the correction biases of routers.
+func (r *run) balances() bool {
+	speed := r.config.RouterBias.UpdateSpeed
+	return speed != nil && *speed > 0 && len(r.model.Biases()) > 0
+}
+
+// balance updates the correction biases of this rank's routers from the choices of the step, summed
+// over the ranks that hold the same routers.
+func (r *run) balance(ctx context.Context) error {
+	if !r.balances() {
+		return nil
+	}
+	experts := r.config.Model.Experts
+	sums := make([]int64, len(r.model.Biases())*experts)
+	copy(sums, r.batch.experts) // empty without rows
+	if err := comm.AllReduce(ctx, r.ranks.Group(comm.Data), sums); err != nil {
+		return &collective.BrokenError{Err: fmt.Errorf("adding the tokens of experts over ranks: %w", err)}
+	}
+	return r.model.UpdateBiases(ctx, slices.Collect(slices.Chunk(sums, experts)), *r.config.RouterBias.UpdateSpeed)
 }
 
 // take takes the next batch from the stream.
@@ -717,6 +742,9 @@ func (r *run) backward(ctx context.Context, m *record.StepMetrics) error {
 	})
 	if collective.IsBroken(err) {
 		return err
+	}
+	if r.balances() {
+		r.batch.experts = slices.Concat(m.ExpertTokens...) // of this rank; rank 0 gets the sums below
 	}
 	parts, lost := r.joinRowLosses(ctx)
 	if lost != nil {

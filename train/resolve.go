@@ -70,6 +70,10 @@ func (c Config) resolve(p *blend.Plan) (Config, error) {
 	if c.AuxLoss.Form == moe.AuxNone {
 		c.AuxLoss.Coefficient = 0
 	}
+	if c.RouterBias.UpdateSpeed == nil && c.Model.HasBiases() {
+		speed := defaultUpdateSpeed
+		c.RouterBias.UpdateSpeed = &speed
+	}
 	if c.Checkpoint.Every == nil {
 		every := min(1000, (c.Steps+9)/10)
 		c.Checkpoint.Every = &every

@@ -300,7 +300,9 @@ func (r *run) newOptimizer(ctx context.Context) error {
 	r.sharding.ReducesSums = r.config.Layout.Norm == reduceNorms
 	sizes := make([]int, len(r.tensors))
 	for i, t := range r.tensors {
-		sizes[i] = int(t.Elements())
+		if moe.Trained(t.Name) {
+			sizes[i] = int(t.Elements())
+		}
 	}
 	var err error
 	r.optimizer, err = optimizer.NewSharded(ctx, c, targets, r.device, r.model.Parameters(), sizes, r.sharding)

@@ -11,8 +11,12 @@ from transformers import AutoConfig, __version__
 
 path = os.path.join(os.path.dirname(__file__), "configs.json")
 configs = json.load(open(path)) if os.path.exists(path) else {}
-REQUIRED = {"olmo3": {"rope_theta": 500000.0}}  # the defaults of transformers 4 and 5 differ
+REQUIRED = {
+    "olmo3": {"rope_theta": 500000.0},  # the defaults of transformers 4 and 5 differ
+    "deepseek_v2": {"num_experts_per_tok": 6},
+}
 FAMILIES = "olmoe", "olmo", "llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "mixtral", "olmo2", "olmo3", "flex_olmo"
+FAMILIES += "deepseek_v2", "deepseek_v3"
 for family in FAMILIES:
     clips = family in ("olmoe", "olmo")
     padded = clips or family in ("olmo2", "olmo3", "flex_olmo")  # has a pad_token_id by default
@@ -33,7 +37,8 @@ for family in FAMILIES:
                 "attn_implementation": "sdpa",
             }
             | ({"clip_qkv": 8.0} if clips else {})
-            | ({"mlp_bias": False} if family == "llama" else {}),
+            | ({"mlp_bias": False} if family == "llama" else {})
+            | ({"num_attention_heads": 2} if family.startswith("deepseek") else {}),
         ),
     ):
         for use_diff in True, False:

@@ -31,6 +31,7 @@ VERSIONS = {
     "safetensors": safetensors.__version__,
     "python": sys.version.split()[0],
 }
+LATENT = "deepseek_v2", "deepseek_v3"  # transformers has no losses of their routers
 ROWS, LENGTH = 2, 80
 PACKED = [[30, 40, 1, 10], [66, 5]]  # lengths of documents: a row without padding, a row with 10 padding tokens
 
@@ -103,6 +104,9 @@ def fill(model):
     with torch.no_grad():
         for name, (p, index) in views(model).items():
             p[index] = formula(name, tuple(p[index].shape))
+        for name, bias in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                bias.copy_(torch.from_numpy(np.float32(0.5) * uniform(name, bias.numel())))
     if model.config.pad_token_id is not None:
         with torch.no_grad():
             model.model.embed_tokens.weight[model.config.pad_token_id] = 0
@@ -127,7 +131,7 @@ def case(file, family, **fields):
     ).reshape(ROWS, LENGTH + 1)
     if config.pad_token_id is not None:
         ids[0, 3] = ids[1, 40] = config.pad_token_id
-    moe = hasattr(config, "num_experts_per_tok")
+    moe = hasattr(config, "num_experts_per_tok") and family not in LATENT
     out = {"ids": ids.float()}
 
     def run(aux, z):
@@ -346,6 +350,33 @@ def main():
         head_dim=16,
     )
     case("mixtral", "mixtral", **base, **other, num_local_experts=8, num_experts_per_tok=2, num_key_value_heads=2)
+    latent = base | dict(
+        kv_lora_rank=24,
+        qk_nope_head_dim=8,
+        qk_rope_head_dim=4,
+        v_head_dim=20,
+        n_routed_experts=12,
+        num_experts_per_tok=3,
+        n_shared_experts=2,
+        moe_intermediate_size=16,
+        num_key_value_heads=4,
+        n_group=4,
+        topk_group=2,
+        first_k_dense_replace=1,
+        max_position_embeddings=128,
+        rms_norm_eps=1e-3,
+    )
+    deep = yarn | dict(mscale=0.7, mscale_all_dim=0.9)
+    case(
+        "deepseek-v2",
+        "deepseek_v2",
+        **latent,
+        q_lora_rank=None,
+        topk_method="group_limited_greedy",
+        routed_scaling_factor=4.0,
+        rope_parameters=deep,
+    )
+    case("deepseek-v3", "deepseek_v3", **latent, q_lora_rank=16, rope_parameters=deep)
     case("olmo2", "olmo2", **base, **other, pad_token_id=1, num_key_value_heads=2)
     renormalised = dict(norm_topk_prob=True, num_key_value_heads=2, pad_token_id=None)
     case("flex-olmo", "flex_olmo", **base, **moe, **other, **renormalised)

@@ -386,8 +386,16 @@ type weightsCheck struct {
 }
 
 func newWeightsCheck(dir string, c moe.Config, progress func(done, total int64)) *weightsCheck {
-	return &weightsCheck{dir: dir, tensors: c.Tensors(), total: c.TotalParameters(), progress: progress,
+	return &weightsCheck{dir: dir, tensors: c.Tensors(), total: elements(c.Tensors()), progress: progress,
 		weights: newWeightsHasher(), hash: sha256.New()}
+}
+
+// elements returns the number of elements of all tensors.
+func elements(tensors []safetensors.Tensor) (n int64) {
+	for _, t := range tensors {
+		n += t.Elements()
+	}
+	return n
 }
 
 func (w *weightsCheck) add(tensor string, piece []float32) error {

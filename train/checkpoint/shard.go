@@ -60,20 +60,28 @@ type stretch struct {
 // NewShard returns the shard of a rank with this model and optimizer. Before a save, the optimizer
 // must be averaged.
 func NewShard(m *moe.Model, o *optimizer.Optimizer) Shard {
-	tensors := m.Config().Tensors()
+	dtype := safetensors.F32
 	if m.Device().Precision().Weights() == xpu.BFloat16 {
-		for i := range tensors {
-			tensors[i].DType = safetensors.BF16
-		}
+		dtype = safetensors.BF16
 	}
-	return shardOf(o, m.Device(), m.Config(), tensors)
+	s := shardOf(o, m.Device(), m.Config(), m.Config().StoredTensors(dtype))
+	for _, p := range m.Biases() {
+		s.held = append(s.held, heldTensor{index: p.Index, weight: p.Weight,
+			read: []stretch{{"", 0, p.Weight.Flat()}}})
+	}
+	slices.SortFunc(s.held, func(a, b heldTensor) int { return cmp.Compare(a.index, b.index) })
+	return s
 }
 
 // shardOf returns the shard of a rank whose optimizer updates some of the given tensors.
 func shardOf(o *optimizer.Optimizer, device xpu.Memory, config moe.Config, tensors []safetensors.Tensor) Shard {
 	s := Shard{config: config, tensors: tensors, device: device, metadata: o.Metadata(), setMetadata: o.SetMetadata}
 	for _, t := range s.tensors {
-		s.states = append(s.states, o.StateNames(t.Name, t.Shape))
+		var states []string
+		if moe.Trained(t.Name) {
+			states = o.StateNames(t.Name, t.Shape)
+		}
+		s.states = append(s.states, states)
 	}
 	for i, p := range o.Parameters() {
 		h := heldTensor{index: p.Index, weight: p.Weight}

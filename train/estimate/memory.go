@@ -100,6 +100,9 @@ func stateBytes(c moe.Config, l Layout, t Trainer, s Stage, i int) (bytes, onHos
 	}
 	var sums [2][2]int64 // [replicated, expert] tensors × [device, host]
 	for _, tensor := range c.StageTensors(i, l.Size(comm.PP)) {
+		if !moe.Trained(tensor.Name) {
+			continue
+		}
 		kind, location := 0, 0
 		if moe.OfExpert(tensor.Name) {
 			kind = 1
@@ -131,7 +134,9 @@ func stateBytes(c moe.Config, l Layout, t Trainer, s Stage, i int) (bytes, onHos
 func savedBytes(c moe.Config, t Trainer) (bytes int64) {
 	for _, tensor := range c.Tensors() {
 		perWeight := 4 + t.State
-		if t.TensorState != nil {
+		if !moe.Trained(tensor.Name) {
+			perWeight = 4
+		} else if t.TensorState != nil {
 			state, _ := t.TensorState(tensor.Name, tensor.Shape)
 			if t.MomentBytes > 0 {
 				state = state / t.MomentBytes * 4

@@ -310,7 +310,7 @@ func (l Layout) sumReceived(g comm.Axes, rank int, integers int64) int64 {
 
 // normBlocks returns the number of blocks of gradients whose sums of squares are added.
 func normBlocks(c moe.Config) (blocks int64) {
-	for _, tensor := range c.Tensors() {
+	for _, tensor := range c.TrainedTensors() {
 		blocks += over(tensor.Elements(), xpu.BlockSize)
 	}
 	return blocks
