@@ -98,7 +98,7 @@ var accumulate = xpu.MatMulOptions{Accumulate: true}
 // attend computes x1 from x0: it adds the attention of a layer, with its norm.
 func (m *Model) attend(ctx context.Context, l *layer, st *saved, to kvTarget) error {
 	w := &m.ws
-	m.blockInput(st.x0, m.norm1(l, st), false)
+	m.blockInput(w.h.AsOperand(), st.x0, m.norm1(l, st), false)
 	if m.cfg.latent() {
 		m.projectLatent(l, st)
 		m.splitLatent(l, st, to, false)
@@ -166,7 +166,7 @@ func (m *Model) attendGrad(ctx context.Context, l *layer, st *saved, fresh bool)
 	}
 
 	// Through the projections and the norm.
-	m.blockInput(st.x0, m.norm1(l, st), true)
+	m.blockInput(w.h.AsOperand(), st.x0, m.norm1(l, st), true)
 	if latent {
 		m.latentGrad(l, st)
 	} else {
@@ -181,7 +181,11 @@ func (m *Model) attendGrad(ctx context.Context, l *layer, st *saved, fresh bool)
 // states.
 func (m *Model) projectionsGrad(l *layer, st *saved) {
 	w := &m.ws
-	m.dev.JoinHeads(m.projections(l, st, w.ownKeys(), true), w.dqkv, w.dk, w.dv, l.qNorm.g, l.kNorm.g)
+	dqkv := w.dqkv
+	if !l.qkvBias.g.Present() {
+		dqkv = dqkv.AsOperand()
+	}
+	m.dev.JoinHeads(m.projections(l, st, w.ownKeys(), true), dqkv, w.dk, w.dv, l.qNorm.g, l.kNorm.g)
 	m.dev.MatMul(l.qkv.g, w.dqkv.T(), w.h, accumulate)
 	if l.qkvBias.g.Present() {
 		const none = -1 // no row is skipped

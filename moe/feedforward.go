@@ -67,7 +67,7 @@ type denseBlock struct{ localBlock }
 func (b denseBlock) forward(ctx context.Context, m *Model, l *layer, st *saved, number int, out, x xpu.Tensor) error {
 	w := &m.ws
 	b.expand(ctx, m, l, st, number)
-	m.dev.SwiGLU(w.denseAct, st.dense, xpu.Tensor{})
+	m.dev.SwiGLU(w.denseAct.AsOperand(), st.dense, xpu.Tensor{})
 	if x.Present() {
 		m.dev.Copy(out, x)
 	}
@@ -83,7 +83,7 @@ func (denseBlock) expand(_ context.Context, m *Model, l *layer, st *saved, _ int
 func (denseBlock) grad(_ context.Context, m *Model, l *layer, st *saved, _ int, dy xpu.Tensor, _ float64) error {
 	w := &m.ws
 	m.dev.MatMul(w.denseDact, dy, l.down.w, xpu.MatMulOptions{})
-	m.dev.SwiGLUGrad(st.dense, w.denseAct, w.denseDact, xpu.Tensor{}, xpu.Tensor{})
+	m.dev.SwiGLUGrad(st.dense.AsOperand(), w.denseAct.AsOperand(), w.denseDact, xpu.Tensor{}, xpu.Tensor{})
 	m.dev.MatMul(l.down.g, dy.T(), w.denseAct, accumulate)
 	m.dev.MatMul(l.gateUp.g, st.dense.T(), w.h, accumulate)
 	m.dev.MatMul(w.dh, st.dense, l.gateUp.w, xpu.MatMulOptions{})
@@ -124,7 +124,7 @@ func (expertBlock) grad(_ context.Context, m *Model, l *layer, st *saved, number
 // feedForward computes the output of layer number from x1: it adds the feed-forward block, with its
 // norm. out may alias x0.
 func (m *Model) feedForward(ctx context.Context, l *layer, st *saved, number int, out xpu.Tensor) error {
-	m.blockInput(st.x1, m.norm2(l, st), false)
+	m.blockInput(m.ws.h, st.x1, m.norm2(l, st), false)
 	block := m.blockOf(l)
 	m.sharedForward(l, st)
 	if !st.y2.Present() {
@@ -157,14 +157,14 @@ func (m *Model) feedForwardGrad(ctx context.Context, l *layer, st *saved, number
 // expand computes the gate and up projections of the experts' rows of the normalised input x.
 func (m *Model) expand(l *layer, st *saved, x xpu.Tensor) {
 	w, r := &m.ws, &st.routing
-	m.dev.GatherRows(w.gathered, x, r.TokenOf)
+	m.dev.GatherRows(w.gathered.AsOperand(), x, r.TokenOf)
 	m.dev.GroupedMatMul(st.gateUp, w.gathered, l.gateUp.w.T(), r.Counts, xpu.MatMulOptions{})
 }
 
 // contract computes the outputs of the experts, multiplied by their routing weights, in ws.expert.
 func (m *Model) contract(l *layer, st *saved) {
 	w, r := &m.ws, &st.routing
-	m.dev.SwiGLU(w.act, st.gateUp, r.Weight)
+	m.dev.SwiGLU(w.act.AsOperand(), st.gateUp, r.Weight)
 	m.dev.GroupedMatMul(w.expert, w.act, l.down.w.T(), r.Counts, xpu.MatMulOptions{})
 }
 
@@ -174,9 +174,9 @@ func (m *Model) contract(l *layer, st *saved) {
 // in st.gateUp.
 func (m *Model) contractGrad(l *layer, st *saved, dy xpu.Tensor) {
 	w, r := &m.ws, &st.routing
-	m.dev.GatherRows(w.expert, dy, r.TokenOf)
+	m.dev.GatherRows(w.expert.AsOperand(), dy, r.TokenOf)
 	m.dev.GroupedMatMul(w.dact, w.expert, l.down.w, r.Counts, xpu.MatMulOptions{})
-	m.dev.SwiGLUGrad(st.gateUp, w.act, w.dact, r.Weight, w.dweight)
+	m.dev.SwiGLUGrad(st.gateUp.AsOperand(), w.act.AsOperand(), w.dact, r.Weight, w.dweight)
 	m.dev.GroupedMatMul(w.gathered, st.gateUp, l.gateUp.w, r.Counts, xpu.MatMulOptions{})
 }
 
@@ -185,6 +185,6 @@ func (m *Model) contractGrad(l *layer, st *saved, dy xpu.Tensor) {
 func (m *Model) expertsGrad(l *layer, st *saved, x xpu.Tensor) {
 	w, r := &m.ws, &st.routing
 	m.dev.GroupedWeightGrad(l.down.g, w.expert, w.act, r.Counts, accumulate)
-	m.dev.GatherRows(w.gathered, x, r.TokenOf)
+	m.dev.GatherRows(w.gathered.AsOperand(), x, r.TokenOf)
 	m.dev.GroupedWeightGrad(l.gateUp.g, st.gateUp, w.gathered, r.Counts, accumulate)
 }

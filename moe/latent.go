@@ -247,7 +247,7 @@ func (m *Model) splitLatent(l *layer, st *saved, to kvTarget, known bool) {
 // restoreLatent computes the heads again in a backward pass. It overwrites ws.h.
 func (m *Model) restoreLatent(l *layer, st *saved) {
 	if !st.latent.q.x.Present() {
-		m.blockInput(st.x0, m.norm1(l, st), true)
+		m.blockInput(m.ws.h.AsOperand(), st.x0, m.norm1(l, st), true)
 		m.dev.MatMul(m.ws.latent.queries, m.ws.h, l.latent.q.w.T(), xpu.MatMulOptions{})
 	}
 	m.splitLatent(l, st, m.ws.ownKeys(), true)

@@ -25,13 +25,13 @@ func (m *Model) residualNorm(weights tensor, mean, rstd xpu.Tensor) xpu.Norm {
 	return xpu.Norm{Epsilon: m.cfg.NormEps, Weight: weights.w, Mean: mean, RStd: rstd}
 }
 
-// blockInput sets ws.h to the input of a block, given its input x from the residual stream. known
-// means that the statistics of n were computed before.
-func (m *Model) blockInput(x xpu.Tensor, n xpu.Norm, known bool) {
+// blockInput sets h, which is ws.h, to the input of a block, given its input x from the residual
+// stream. known means that the statistics of n were computed before.
+func (m *Model) blockInput(h, x xpu.Tensor, n xpu.Norm, known bool) {
 	if m.cfg.family().postNorm {
-		m.dev.Copy(m.ws.h, x)
+		m.dev.Copy(h, x)
 	} else {
-		m.dev.Normalize(m.ws.h, x, n, known)
+		m.dev.Normalize(h, x, n, known)
 	}
 }
 

@@ -64,9 +64,9 @@ func (m *Model) restore(ctx context.Context, l *layer, st *saved, number int, fr
 		if err := m.attend(ctx, l, st, w.ownKeys()); err != nil {
 			return err
 		}
-		m.blockInput(st.x1, m.norm2(l, st), false)
+		m.blockInput(w.h, st.x1, m.norm2(l, st), false)
 	} else {
-		m.blockInput(st.x1, m.norm2(l, st), true)
+		m.blockInput(w.h, st.x1, m.norm2(l, st), true)
 	}
 	if fresh || !w.shape.recompute.experts() {
 		return nil

@@ -8,9 +8,9 @@
 // # Precision
 //
 // A device computes all products in one [Precision]. With [BF16] every element of A and B of a
-// product is rounded to bfloat16 before the multiplication; in memory it stays float32. A product
-// of two bfloat16 numbers is exact in float32; the sums and C are float32. [BF16Mixed] and
-// [BF16Compact] compute the same bits.
+// product is rounded to bfloat16 before the multiplication; in memory it stays float32, except in a
+// result that is [Tensor.AsOperand]. A product of two bfloat16 numbers is exact in float32; the
+// sums and C are float32. [BF16Mixed] and [BF16Compact] compute the same bits.
 //
 // # Determinism
 //

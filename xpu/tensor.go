@@ -55,6 +55,7 @@ type Tensor struct {
 	rank     uint8
 	dtype    DType
 	discrete bool // the host has no view of the memory
+	operand  bool // see AsOperand
 }
 
 // Of returns a tensor of the first elements of x, which is host memory.
@@ -88,6 +89,20 @@ func (t Tensor) Discrete() Tensor {
 	t.discrete = true
 	return t
 }
+
+// AsOperand returns the tensor, a matrix of Float32 without gaps, as the result of a command whose
+// numbers are read as operands of products alone. A device that rounds operands may then store
+// rounded numbers in a format of its own. Until other commands write to this memory, only products
+// may read it, and GatherRows if its result is AsOperand, too. They read this matrix or some of its
+// rows, by tensors with or without AsOperand. The bits of products do not change.
+func (t Tensor) AsOperand() Tensor {
+	t.operand = true
+	return t
+}
+
+// IsOperand reports whether the tensor is a result of AsOperand. It is for implementations of
+// [Memory].
+func (t Tensor) IsOperand() bool { return t.operand }
 
 // IsDiscrete reports whether the host has no view of the memory.
 func (t Tensor) IsDiscrete() bool { return t.discrete }

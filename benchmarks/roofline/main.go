@@ -59,7 +59,8 @@ type step struct {
 	dataParallel   int  // tiles that share the optimizer's state of a weight
 	headTokens     int  // tokens of a block of logits
 	portable       bool // attention without dpas
-	unpacked       bool // operands in memory as products read them
+	packed         bool // the compiler has no 2D block loads, so products read packed operands
+	halfWeights    bool // weights are bfloat16 in memory, as in bf16_mixed
 }
 
 // A kernel is a line of a table.
@@ -108,6 +109,28 @@ const (
 	gradKeysProduct    = 4
 )
 
+// The same in two steps of the products that read operands as they are in memory, of a compiler
+// with 2D block loads: forward (NT), to inputs (NN), to weights (TN).
+const (
+	forwardShare  = 32. * dpasClocks / (32*dpasClocks + 58)
+	backwardShare = 32. * dpasClocks / (32*dpasClocks + 37)
+	gradientShare = 32. * dpasClocks / (32*dpasClocks + 166)
+	packedShare   = 32. * dpasClocks / (32*dpasClocks + 51) // of packed operands
+)
+
+// ceiling returns the largest fraction of the peak of a product, from the end of its name.
+func (s step) ceiling(product string) float64 {
+	switch {
+	case s.packed:
+		return packedShare
+	case strings.HasSuffix(product, "to weights"):
+		return gradientShare
+	case strings.HasSuffix(product, "to inputs"):
+		return backwardShare
+	}
+	return forwardShare
+}
+
 // kernels returns the kernels of a step.
 func (s step) kernels() ([]kernel, error) {
 	c, err := moe.Preset(s.model)
@@ -123,21 +146,27 @@ func (s step) kernels() ([]kernel, error) {
 	layers, passes := float64(c.Layers*s.passes), float64(s.passes)
 	var all []kernel
 	add := func(name string, bytes float64) { all = append(all, kernel{name: name, count: layers, bytes: bytes}) }
-	// multiply adds a product m×n of k terms, of packed operands: of rows in groups, each with its
-	// matrix, or of several matrices.
+	// pack adds the packing of operands that are bfloat16 in memory.
+	pack := func(name string, bytes float64) {
+		if s.packed {
+			add(name, bytes)
+		}
+	}
+	// multiply adds a product m×n of k terms, of operands of bfloat16: of rows in groups, each with
+	// its matrix, or of several matrices.
 	multiply := func(name string, m, n, k, matrices, bytes float64, groups int) {
 		rows := m
 		if groups > 1 {
 			rows = m / float64(groups)
 		}
 		all = append(all, kernel{name: name, count: layers, flops: 2 * m * n * k * matrices, bytes: bytes,
-			occupancy: occupied(rows, n, max(groups, int(matrices)))})
+			ceiling: s.ceiling(name), occupancy: occupied(rows, n, max(groups, int(matrices)))})
 	}
 	wide := q + 2*kv
 
 	// Forward.
-	add("norm", 8*t*h)
-	add("pack input, q, k, v", 6*t*h)
+	add("norm, rounded", 6*t*h)
+	pack("pack input, q, k, v", 4*t*h)
 	multiply("q, k, v", t, wide, h, 1, 2*t*h+2*h*wide+4*t*wide, 1)
 	add("split heads", 8*t*wide)
 	if s.portable {
@@ -148,39 +177,39 @@ func (s step) kernels() ([]kernel, error) {
 			ceiling: attendShare})
 	}
 	add("copy of the residual stream", 8*t*h)
-	add("pack context", 6*t*q)
+	add("round context", 6*t*q)
 	multiply("output projection", t, h, q, 1, 2*t*q+2*q*h+8*t*h, 1)
 	add("norm", 8*t*h)
-	add("pack input, router", 6*t*h)
+	add("round input, router", 6*t*h)
 	multiply("router", t, experts, h, 1, 2*t*h+2*experts*h+4*t*experts, 1)
 	add("choose, count and sort experts", 12*t*experts+16*r)
-	add("gather to expert order", 4*t*h+4*r*h)
-	add("pack, R×H", 6*r*h)
+	add("gather to expert order", 4*t*h+2*r*h)
+	pack("pack, R×H", 4*r*h)
 	multiply("gate/up", r, 2*i, h, 1, 2*r*h+4*weights*i*h+8*r*i, local)
-	add("SwiGLU", 12*r*i)
-	add("pack, R×I", 6*r*i)
+	add("SwiGLU", 10*r*i)
+	pack("pack, R×I", 4*r*i)
 	multiply("down", r, h, i, 1, 2*r*i+2*weights*i*h+4*r*h, local)
 	add("combine", 4*r*h+8*t*h)
 
 	// Backward.
-	add("gather of the gradient", 4*t*h+4*r*h)
-	add("pack, R×H", 6*r*h)
+	add("gather of the gradient", 4*t*h+2*r*h)
+	pack("pack, R×H", 4*r*h)
 	multiply("down to inputs", r, i, h, 1, 2*r*h+2*weights*i*h+4*r*i, local)
-	add("SwiGLU backward", 24*r*i)
-	add("pack, R×2I", 12*r*i)
+	add("SwiGLU backward", 18*r*i)
+	pack("pack, R×2I", 8*r*i)
 	multiply("gate/up to inputs", r, h, 2*i, 1, 4*r*i+4*weights*i*h+4*r*h, local)
 	add("combine of the gradient", 4*r*h+4*t*h)
-	add("pack, R×(H+I)", 6*r*(h+i))
+	pack("pack, R×(H+I)", 4*r*(h+i))
 	multiply("down to weights", h, i, r/weights, weights, 2*r*(h+i)+8*weights*h*i, 1)
-	add("gather again", 4*t*h+4*r*h)
-	add("pack, R×(2I+H)", 6*r*(2*i+h))
+	add("gather again", 4*t*h+2*r*h)
+	pack("pack, R×(2I+H)", 4*r*(2*i+h))
 	multiply("gate/up to weights", 2*i, h, r/weights, weights, 2*r*(2*i+h)+16*weights*h*i, 1)
-	add("router's gradient, with packing", 12*t*experts+6*t*(2*experts+h))
+	add("router's gradient, with rounding", 12*t*experts+6*t*(2*experts+h))
 	multiply("router to inputs", t, h, experts, 1, 2*t*experts+2*experts*h+8*t*h, 1)
 	multiply("router to weights", experts, h, t, 1, 2*t*(experts+h)+8*experts*h, 1)
 	add("norm backward, twice", 32*t*h)
-	add("norm again, twice", 16*t*h)
-	add("pack gradient, context", 6*t*(2*h+q))
+	add("norm again, twice", 14*t*h)
+	add("round gradient twice, context", 6*t*(2*h+q))
 	multiply("output projection to inputs", t, q, h, 1, 2*t*h+2*q*h+4*t*q, 1)
 	multiply("output projection to weights", h, q, t, 1, 2*t*(h+q)+8*h*q, 1)
 	if s.portable {
@@ -195,7 +224,11 @@ func (s step) kernels() ([]kernel, error) {
 				bytes: 8*t*q + 4*t*kv + 8*t*kv, ceiling: gradKeysShare})
 	}
 	add("join heads", 12*t*wide)
-	add("pack gradient twice, input", 6*t*(2*wide+h))
+	if s.packed {
+		add("pack gradient twice, input", 6*2*t*wide+4*t*h)
+	} else {
+		add("round gradient in place", 6*t*wide)
+	}
 	multiply("q, k, v to inputs", t, h, wide, 1, 2*t*wide+2*h*wide+4*t*h, 1)
 	multiply("q, k, v to weights", wide, h, t, 1, 2*t*(wide+h)+8*h*wide, 1)
 
@@ -203,22 +236,31 @@ func (s step) kernels() ([]kernel, error) {
 	vocabulary, blocks := float64(c.VocabSize), float64((s.tokens+s.headTokens-1)/s.headTokens)
 	b := t / blocks
 	head := func(k kernel) { k.count = blocks * passes; all = append(all, k) }
-	head(kernel{name: "pack hidden states, logits", bytes: 6 * b * h})
-	head(kernel{name: "logits", flops: 2 * b * vocabulary * h, bytes: 2*b*h + 2*vocabulary*h + 4*b*vocabulary,
-		occupancy: occupied(b, vocabulary, 1)})
+	head(kernel{name: "round hidden states, logits", bytes: 6 * b * h})
+	product := func(name string, m, n, bytes float64) {
+		head(kernel{name: name, flops: 2 * b * vocabulary * h, bytes: bytes, ceiling: s.ceiling(name),
+			occupancy: occupied(m, n, 1)})
+	}
+	product("logits", b, vocabulary, 2*b*h+2*vocabulary*h+4*b*vocabulary)
 	head(kernel{name: "cross entropy and its gradient", bytes: 12 * b * vocabulary})
-	head(kernel{name: "pack gradient of logits twice, hidden states", bytes: 6 * b * (2*vocabulary + h)})
-	head(kernel{name: "logits to inputs", flops: 2 * b * vocabulary * h, bytes: 2*b*vocabulary + 2*vocabulary*h + 4*b*h,
-		occupancy: occupied(b, h, 1)})
-	head(kernel{name: "logits to weights", flops: 2 * b * vocabulary * h, bytes: 2*b*(vocabulary+h) + 8*vocabulary*h,
-		occupancy: occupied(vocabulary, h, 1)})
+	head(kernel{name: "round gradient of logits twice, hidden states", bytes: 6 * b * (2*vocabulary + h)})
+	product("logits to inputs", b, h, 2*b*vocabulary+2*vocabulary*h+4*b*h)
+	product("logits to weights", vocabulary, h, 2*b*(vocabulary+h)+8*vocabulary*h)
 	all = append(all, kernel{name: "embedding, final norm, and their gradients", count: passes, bytes: 56 * t * h})
 
 	// Once a step.
 	of := float64(c.Layers) * (h*wide + q*h + h*experts + 3*weights*h*i)
 	once := func(name string, bytes float64) { all = append(all, kernel{name: name, count: 1, bytes: bytes}) }
-	once("pack weights, two layouts", 12*(of+vocabulary*h))
-	once("zero gradients, read them for the norm", 8*(of+2*vocabulary*h))
+	switch products := of + vocabulary*h; {
+	case s.packed && s.halfWeights:
+		once("pack weights, two layouts", 8*products)
+	case s.packed:
+		once("pack weights, two layouts", 12*products)
+	case !s.halfWeights:
+		once("round weights", 6*products)
+	}
+	once("zero gradients", 4*(of+2*vocabulary*h))
+	once("norm of the gradients that the tile owns", 4*(of+2*vocabulary*h)/float64(s.dataParallel))
 	once("AdamW of the weights that the tile owns", 28*(of+2*vocabulary*h)/float64(s.dataParallel))
 	return all, nil
 }
@@ -238,9 +280,6 @@ func (s step) total() (total, error) {
 	}
 	all, err := s.kernels()
 	for _, k := range all {
-		if s.unpacked && strings.HasPrefix(k.name, "pack") {
-			continue
-		}
 		floor, expected := k.seconds()
 		sum.floor += floor
 		sum.expected += expected
@@ -295,10 +334,13 @@ func tables() (string, error) {
 			name string
 			step step
 		}{
-			{"attention without dpas", s.with(func(s *step) { s.portable = true })},
-			{"as it is", s},
-			{"logits in blocks of 2,048 tokens (not done)", s.with(func(s *step) { s.headTokens = 2048 })},
-			{"that, and nothing is packed (not done)", s.with(func(s *step) { s.headTokens, s.unpacked = 2048, true })},
+			{"bf16, attention without dpas", s.with(func(s *step) { s.portable = true })},
+			{"bf16, without 2D block loads", s.with(func(s *step) { s.packed = true })},
+			{"bf16", s},
+			{"bf16, logits in blocks of 2,048 tokens (not done)", s.with(func(s *step) { s.headTokens = 2048 })},
+			{"bf16_mixed", s.with(func(s *step) { s.halfWeights = true })},
+			{"bf16_mixed, logits in blocks of 2,048 tokens (not done)",
+				s.with(func(s *step) { s.headTokens, s.halfWeights = 2048, true })},
 		} {
 			sum, err := variant.step.total()
 			if err != nil {

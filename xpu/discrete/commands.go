@@ -8,6 +8,7 @@ import (
 
 // MatMul multiplies matrices; see [xpu.Products].
 func (d *Device) MatMul(dst, a, b xpu.Tensor, o xpu.MatMulOptions) {
+	d.writes(dst)
 	if d.works(dst, a, b) {
 		d.inner.MatMul(dst, a, b, o)
 	}
@@ -15,6 +16,7 @@ func (d *Device) MatMul(dst, a, b xpu.Tensor, o xpu.MatMulOptions) {
 
 // GroupedMatMul multiplies groups of rows; see [xpu.Products].
 func (d *Device) GroupedMatMul(dst, a, b, counts xpu.Tensor, o xpu.MatMulOptions) {
+	d.writes(dst)
 	if d.works(dst, a, b, counts) {
 		d.inner.GroupedMatMul(dst, a, b, counts, o)
 	}
@@ -22,6 +24,7 @@ func (d *Device) GroupedMatMul(dst, a, b, counts xpu.Tensor, o xpu.MatMulOptions
 
 // GroupedWeightGrad computes the gradients of the matrices of groups; see [xpu.Products].
 func (d *Device) GroupedWeightGrad(dst, a, b, counts xpu.Tensor, o xpu.MatMulOptions) {
+	d.writes(dst)
 	if d.works(dst, a, b, counts) {
 		d.inner.GroupedWeightGrad(dst, a, b, counts, o)
 	}
@@ -29,6 +32,7 @@ func (d *Device) GroupedWeightGrad(dst, a, b, counts xpu.Tensor, o xpu.MatMulOpt
 
 // Zero sets x to zero.
 func (d *Device) Zero(x xpu.Tensor) {
+	d.writes(x)
 	if d.works(x) {
 		d.inner.Zero(x)
 	}
@@ -36,6 +40,8 @@ func (d *Device) Zero(x xpu.Tensor) {
 
 // Copy sets dst to x.
 func (d *Device) Copy(dst, x xpu.Tensor) {
+	d.reads(x)
+	d.writes(dst)
 	if d.works(dst, x) {
 		d.inner.Copy(dst, x)
 	}
@@ -43,6 +49,8 @@ func (d *Device) Copy(dst, x xpu.Tensor) {
 
 // Add sets dst to x + y.
 func (d *Device) Add(dst, x, y xpu.Tensor) {
+	d.reads(x, y)
+	d.writes(dst)
 	if d.works(dst, x, y) {
 		d.inner.Add(dst, x, y)
 	}
@@ -50,6 +58,7 @@ func (d *Device) Add(dst, x, y xpu.Tensor) {
 
 // Embed looks up rows of a table; see [xpu.Layers].
 func (d *Device) Embed(dst, table, ids xpu.Tensor) {
+	d.writes(dst)
 	if d.works(dst, table, ids) {
 		d.inner.Embed(dst, table, ids)
 	}
@@ -57,6 +66,7 @@ func (d *Device) Embed(dst, table, ids xpu.Tensor) {
 
 // EmbedGrad is the gradient of Embed; see [xpu.Layers].
 func (d *Device) EmbedGrad(dtable, dx, ids xpu.Tensor, skip int32) {
+	d.reads(dx)
 	if d.works(dtable, dx, ids) {
 		d.inner.EmbedGrad(dtable, dx, ids, skip)
 	}
@@ -64,6 +74,8 @@ func (d *Device) EmbedGrad(dtable, dx, ids xpu.Tensor, skip int32) {
 
 // Normalize computes the norm of rows; see [xpu.Layers].
 func (d *Device) Normalize(h, x xpu.Tensor, n xpu.Norm, known bool) {
+	d.reads(x)
+	d.writes(h)
 	if d.works(h, x, n.Weight, n.Mean, n.RStd) {
 		d.inner.Normalize(h, x, n, known)
 	}
@@ -71,6 +83,7 @@ func (d *Device) Normalize(h, x xpu.Tensor, n xpu.Norm, known bool) {
 
 // NormGrad computes the gradient of a norm; see [xpu.Layers].
 func (d *Device) NormGrad(dx, dh, x xpu.Tensor, n xpu.Norm, dweight xpu.Tensor) {
+	d.reads(dx, dh, x)
 	if d.works(dx, dh, x, n.Weight, n.Mean, n.RStd, dweight) {
 		d.inner.NormGrad(dx, dh, x, n, dweight)
 	}
@@ -82,6 +95,8 @@ func projections(p xpu.Projections) []xpu.Tensor {
 
 // SplitHeads splits projections into heads; see [xpu.Layers].
 func (d *Device) SplitHeads(p xpu.Projections) {
+	d.reads(p.QKV)
+	d.writes(p.Q, p.K, p.V)
 	if d.works(projections(p)...) {
 		d.inner.SplitHeads(p)
 	}
@@ -89,6 +104,8 @@ func (d *Device) SplitHeads(p xpu.Projections) {
 
 // JoinHeads computes the gradients of projections from the gradients of heads; see [xpu.Layers].
 func (d *Device) JoinHeads(p xpu.Projections, dqkv, dk, dv, dqWeight, dkWeight xpu.Tensor) {
+	d.reads(p.QKV, dqkv, dk, dv)
+	d.writes(dqkv)
 	if d.works(append(projections(p), dqkv, dk, dv, dqWeight, dkWeight)...) {
 		d.inner.JoinHeads(p, dqkv, dk, dv, dqWeight, dkWeight)
 	}
@@ -121,6 +138,8 @@ func (d *Device) CopyColumns(dst, x xpu.Tensor) {
 
 // Attend computes causal attention; see [xpu.Layers].
 func (d *Device) Attend(a xpu.Attention) {
+	d.reads(a.Q, a.K, a.V)
+	d.writes(a.Context)
 	if d.works(a.Q, a.K, a.V, a.Context, a.LSE, a.Begin) {
 		d.inner.Attend(a)
 	}
@@ -128,6 +147,8 @@ func (d *Device) Attend(a xpu.Attention) {
 
 // AttendGrad computes the gradients of an attention; see [xpu.Layers].
 func (d *Device) AttendGrad(a xpu.Attention, dcontext, dqkv, dk, dv xpu.Tensor) {
+	d.reads(a.Q, a.K, a.V, a.Context, dcontext)
+	d.writes(dqkv, dk, dv)
 	if d.works(a.Q, a.K, a.V, a.Context, a.LSE, a.Begin, dcontext, dqkv, dk, dv) {
 		d.inner.AttendGrad(a, dcontext, dqkv, dk, dv)
 	}
@@ -139,6 +160,7 @@ func routing(r xpu.Routing) []xpu.Tensor {
 
 // Route computes a router's distribution and choices; see [xpu.Layers].
 func (d *Device) Route(r xpu.Routing, logits xpu.Tensor, uniform bool, stats *xpu.RouterStats) {
+	d.reads(logits)
 	computed := xpu.RouterStats{Probs: make([]float64, len(stats.Probs)), Counts: make([]int64, len(stats.Counts))}
 	if d.works(append(routing(r), logits)...) {
 		d.inner.Route(r, logits, uniform, &computed)
@@ -167,6 +189,7 @@ func (d *Device) SortRows(r xpu.Routing) {
 
 // RouteGrad computes the gradient of a router's logits; see [xpu.Layers].
 func (d *Device) RouteGrad(r xpu.Routing, dlogits, slope, dweight xpu.Tensor, zFactor float64) {
+	d.writes(dlogits)
 	if d.works(append(routing(r), dlogits, slope, dweight)...) {
 		d.inner.RouteGrad(r, dlogits, slope, dweight, zFactor)
 	}
@@ -174,6 +197,10 @@ func (d *Device) RouteGrad(r xpu.Routing, dlogits, slope, dweight xpu.Tensor, zF
 
 // GatherRows copies rows; see [xpu.Layers].
 func (d *Device) GatherRows(dst, x, tokenOf xpu.Tensor) {
+	if !dst.IsOperand() {
+		d.reads(x)
+	}
+	d.writes(dst)
 	if d.works(dst, x, tokenOf) {
 		d.inner.GatherRows(dst, x, tokenOf)
 	}
@@ -181,6 +208,8 @@ func (d *Device) GatherRows(dst, x, tokenOf xpu.Tensor) {
 
 // SumRows adds the rows of each token; see [xpu.Layers].
 func (d *Device) SumRows(dst, x, y, rowOf xpu.Tensor) {
+	d.reads(x, y)
+	d.writes(dst)
 	if d.works(dst, x, y, rowOf) {
 		d.inner.SumRows(dst, x, y, rowOf)
 	}
@@ -188,6 +217,8 @@ func (d *Device) SumRows(dst, x, y, rowOf xpu.Tensor) {
 
 // SwiGLU computes the activation of experts; see [xpu.Layers].
 func (d *Device) SwiGLU(act, gateUp, weight xpu.Tensor) {
+	d.reads(gateUp)
+	d.writes(act)
 	if d.works(act, gateUp, weight) {
 		d.inner.SwiGLU(act, gateUp, weight)
 	}
@@ -195,6 +226,8 @@ func (d *Device) SwiGLU(act, gateUp, weight xpu.Tensor) {
 
 // SwiGLUGrad is the gradient of SwiGLU; see [xpu.Layers].
 func (d *Device) SwiGLUGrad(gateUp, act, dact, weight, dweight xpu.Tensor) {
+	d.reads(gateUp, dact)
+	d.writes(gateUp, act)
 	if d.works(gateUp, act, dact, weight, dweight) {
 		d.inner.SwiGLUGrad(gateUp, act, dact, weight, dweight)
 	}
@@ -202,6 +235,7 @@ func (d *Device) SwiGLUGrad(gateUp, act, dact, weight, dweight xpu.Tensor) {
 
 // CrossEntropy computes cross entropies of targets; see [xpu.Layers].
 func (d *Device) CrossEntropy(c xpu.CrossEntropy) {
+	d.reads(c.Logits)
 	loss, computed := d.result(c.Loss)
 	if d.works(c.Logits, c.Targets) {
 		c.Loss = loss
@@ -212,6 +246,7 @@ func (d *Device) CrossEntropy(c xpu.CrossEntropy) {
 
 // SumSquares sums the squares of blocks; see [xpu.Layers].
 func (d *Device) SumSquares(stretches []xpu.Tensor, sums []float64) {
+	d.reads(stretches...)
 	sums, computed := d.result(sums)
 	if d.works(stretches...) {
 		d.inner.SumSquares(stretches, sums)
@@ -221,6 +256,7 @@ func (d *Device) SumSquares(stretches []xpu.Tensor, sums []float64) {
 
 // Checksums computes the checksums of blocks; see [xpu.Layers].
 func (d *Device) Checksums(stretches []xpu.Tensor, sums []uint64) {
+	d.reads(stretches...)
 	computed := make([]uint64, len(sums))
 	if d.works(stretches...) {
 		d.inner.Checksums(stretches, computed)

@@ -6,13 +6,16 @@
 //   - a command panics if it gets memory of the host, or after Close;
 //   - host results are NaN, or the least int64, until Wait or Read;
 //   - released memory becomes NaN, or the least int32;
-//   - a command panics if it gets memory that transfers have written, before their Join.
+//   - a command panics if it gets memory that transfers have written, before their Join;
+//   - a command panics if it reads a matrix that was written for products alone, see
+//     [xpu.Tensor.AsOperand].
 package discrete
 
 import (
 	"context"
 	"fmt"
 	"math"
+	"slices"
 	"sync"
 	"unsafe"
 
@@ -29,6 +32,7 @@ type Device struct {
 	capacity int64
 	results  []func() // functions that set host results
 	written  map[*transfers][]xpu.Tensor
+	operands []xpu.Tensor // matrices that were written for products alone
 	failed   error
 	closed   bool
 }
@@ -117,6 +121,7 @@ func (d *Device) New(dtype xpu.DType, shape ...int) (xpu.Tensor, error) {
 // Release releases a tensor; see [xpu.Memory].
 func (d *Device) Release(t xpu.Tensor) {
 	checkOwn(t)
+	d.writes(t)
 	d.inner.Release(t)
 	switch t.DType() {
 	case xpu.Int32:
@@ -139,6 +144,7 @@ func poison[E any](x []E, value E) {
 
 // Write copies src to a tensor.
 func (d *Device) Write(t xpu.Tensor, src []float32) {
+	d.writes(t)
 	if d.works(t) {
 		d.inner.Write(t, src)
 	}
@@ -161,6 +167,7 @@ func (d *Device) WriteInts(t xpu.Tensor, src []int32) {
 // Read waits and copies a tensor to the host.
 func (d *Device) Read(ctx context.Context, dst []float32, t xpu.Tensor) error {
 	checkOwn(t)
+	d.reads(t)
 	if err := d.Wait(ctx); err != nil {
 		return err
 	}
@@ -223,6 +230,33 @@ func (d *Device) works(operands ...xpu.Tensor) bool {
 		}
 	}
 	return d.failed == nil
+}
+
+// reads panics if a command that is no product reads a matrix that was written for products alone.
+func (d *Device) reads(tensors ...xpu.Tensor) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, t := range tensors {
+		for _, o := range d.operands {
+			if overlap(t, o) {
+				panic(fmt.Sprintf("discrete: a command reads a tensor of shape %v that was written for products alone",
+					t.Shape()))
+			}
+		}
+	}
+}
+
+// writes records the results of a command that are written for products alone. The other results
+// are for all commands again.
+func (d *Device) writes(results ...xpu.Tensor) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, t := range results {
+		d.operands = slices.DeleteFunc(d.operands, func(o xpu.Tensor) bool { return overlap(t, o) })
+		if t.IsOperand() && t.Elements() > 0 {
+			d.operands = append(d.operands, t)
+		}
+	}
 }
 
 // overlap reports whether two tensors share memory, gaps included.

@@ -193,3 +193,39 @@ func TestCapacity(t *testing.T) {
 		t.Errorf("%d bytes are in use", d.InUse())
 	}
 }
+
+// TestOperands checks that only products, and rows of other operands, may read what was written for
+// products alone, until it is written again.
+func TestOperands(t *testing.T) {
+	d := device(t, xpu.BF16)
+	x, y, z := floats(t, d, 1, 2, 3, 4).Reshape(2, 2), floats(t, d, 5, 6, 7, 8).Reshape(2, 2),
+		floats(t, d, 0, 0, 0, 0).Reshape(2, 2)
+	ids, err := d.New(xpu.Int32, 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.Add(x.AsOperand(), y, y)
+	for name, f := range map[string]func(){
+		"Add":           func() { d.Add(z, x, y) },
+		"Read":          func() { _ = d.Read(t.Context(), make([]float32, 2), x.Index(1)) },
+		"rows for all":  func() { d.GatherRows(z, x, ids) },
+		"sum of blocks": func() { d.SumSquares([]xpu.Tensor{x.Flat()}, make([]float64, 1)) },
+	} {
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Errorf("%s was not refused", name)
+				}
+			}()
+			f()
+		}()
+	}
+	d.MatMul(z, x.T(), y, xpu.MatMulOptions{})
+	d.GatherRows(z.AsOperand(), x, ids)
+	d.Add(x, y, y)
+	d.Copy(z, x)
+	got := make([]float32, 4)
+	if err := d.Read(t.Context(), got, z); err != nil || !slices.Equal(got, []float32{10, 12, 14, 16}) {
+		t.Errorf("the numbers are %v, %v", got, err)
+	}
+}

@@ -203,6 +203,25 @@ inline uint8 pack_step(global const float *x, const long stride, const int there
 	return pairs(rounded);
 }
 
+// pack_step for numbers of bfloat16.
+inline uint8 pack_halves(global const ushort *x, const long stride, const int there)
+{
+	if (there >= STEP && stride == 1)
+		return as_uint8(vload16(0, x));
+	uint v[STEP];
+	#pragma unroll
+	for (int i = 0; i < STEP; i++)
+		v[i] = i < there ? x[i * stride] : 0;
+	return pairs(v);
+}
+
+// pack_step for numbers of either type, from number n of x on.
+inline uint8 pack_numbers(global const void *x, const int bf16, const long n, const long stride, const int there)
+{
+	x = MOVE(x, bf16, n);
+	return bf16 ? pack_halves(x, stride, there) : pack_step(x, stride, there);
+}
+
 // Writes a step of a row of A, or of a column of B, to the panels of its tile.
 inline void store_a(global uint *panels, const int step, const int row, const uint8 v)
 {

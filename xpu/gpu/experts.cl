@@ -1,10 +1,12 @@
-// Row r of dst is row numbers[r] of x.
-kernel void gather_rows(MEMORY(float, dst), TYPED(const void, x), MEMORY(const int, numbers), const int width)
+// With `halves`, the numbers of a row of a result are bfloat16, in the first half of its memory; see operands.go.
+
+// Row r of dst is row numbers[r] of x, whose rows are `pitch` numbers apart.
+kernel void gather_rows(MEMORY(float, dst), TYPED(const void, x), MEMORY(const int, numbers), const int width, const int pitch, const int halves)
 {
 	LOCATE(dst), LOCATE_TYPED(x), LOCATE(numbers);
 	const size_t row = get_group_id(0);
 	dst += row * width;
-	x = MOVE(x, x_bf16, (size_t)numbers[row] * width);
+	x = MOVE(x, x_bf16, (size_t)numbers[row] * pitch);
 	for (int i = LANES * ITEM; i < width; i += DEEP * LANES * GROUP) {
 		lanes v[DEEP];
 		#pragma unroll
@@ -12,7 +14,7 @@ kernel void gather_rows(MEMORY(float, dst), TYPED(const void, x), MEMORY(const i
 			v[d] = load_numbers(x, x_bf16, i + d * LANES * GROUP, width);
 		#pragma unroll
 		for (int d = 0; d < DEEP; d++)
-			store_lanes(dst, i + d * LANES * GROUP, width, v[d]);
+			store_numbers(dst, halves, i + d * LANES * GROUP, width, v[d]);
 	}
 }
 
@@ -40,7 +42,7 @@ kernel void sum_rows(MEMORY(float, dst), MEMORY(const float, x), MEMORY(const fl
 }
 
 // act = silu(gate)·up·weight of a row
-kernel void swiglu(MEMORY(float, act), MEMORY(const float, gateUp), MEMORY(const float, weight), const int width)
+kernel void swiglu(MEMORY(float, act), MEMORY(const float, gateUp), MEMORY(const float, weight), const int width, const int halves)
 {
 	LOCATE(act), LOCATE(gateUp);
 	const size_t row = get_group_id(0);
@@ -53,13 +55,15 @@ kernel void swiglu(MEMORY(float, act), MEMORY(const float, gateUp), MEMORY(const
 	}
 	for (int i = LANES * ITEM; i < width; i += LANES * GROUP) {
 		const lanes g = load_lanes(gateUp, i, width, 0), u = load_lanes(gateUp + width, i, width, 0);
-		store_lanes(act, i, width, g / (1 + exp(-g)) * u * w);
+		store_numbers(act, halves, i, width, g / (1 + exp(-g)) * u * w);
 	}
 }
 
-// The gradient of swiglu, in place of gate and up; act again; and with weights their gradient.
+// The gradient of swiglu, in place of gate and up; act again; and with weights their gradient. With `halves`, for which `gates` has the numbers of a row, the
+// gradients of gate and up take the memory of gate.
 kernel __attribute__((reqd_work_group_size(GROUP, 1, 1)))
-void swiglu_grad(MEMORY(float, gateUp), MEMORY(float, act), MEMORY(const float, dact), MEMORY(const float, weight), MEMORY(float, dweight), const int width)
+void swiglu_grad(MEMORY(float, gateUp), MEMORY(float, act), MEMORY(const float, dact), MEMORY(const float, weight), MEMORY(float, dweight), const int width,
+	const int halves, local float *gates)
 {
 	LOCATE(gateUp), LOCATE(act), LOCATE(dact);
 	local float part[GROUP];
@@ -72,14 +76,26 @@ void swiglu_grad(MEMORY(float, gateUp), MEMORY(float, act), MEMORY(const float, 
 		LOCATE(weight);
 		w = weight[row];
 	}
+#ifndef PROCESSOR
+	if (halves) {
+		for (int i = ITEM; i < width; i += GROUP)
+			gates[i] = gateUp[i];
+		barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE); // before the gradients take their memory
+	}
+#endif
 	lanes dw = 0;
 	for (int i = LANES * ITEM; i < width; i += LANES * GROUP) {
-		const lanes g = load_lanes(gateUp, i, width, 0), u = load_lanes(gateUp + width, i, width, 0), da = load_lanes(dact, i, width, 0);
+#ifdef PROCESSOR
+		const lanes g = load_lanes(gateUp, i, width, 0);
+#else
+		const float g = halves ? gates[i] : gateUp[i];
+#endif
+		const lanes u = load_lanes(gateUp + width, i, width, 0), da = load_lanes(dact, i, width, 0);
 		const lanes s = 1 / (1 + exp(-g)), gs = g * s, a = gs * u, dwa = da * w;
 		dw += a * da;
-		store_lanes(act, i, width, a * w);
-		store_lanes(gateUp, i, width, dwa * u * (s + gs * (1 - s)));
-		store_lanes(gateUp + width, i, width, dwa * gs);
+		store_numbers(act, halves, i, width, a * w);
+		store_numbers(gateUp, halves, i, width, dwa * u * (s + gs * (1 - s)));
+		store_numbers(MOVE(gateUp, halves, width), halves, i, width, dwa * gs);
 	}
 	if (GIVEN(weight)) {
 		LOCATE(dweight);

@@ -8,12 +8,20 @@ func (d *Device) GatherRows(dst, x, tokenOf xpu.Tensor) {
 	d.gatherRows(dst, x, tokenOf)
 }
 
-// gatherRows sets row r of dst to row numbers[r] of x.
+// gatherRows sets row r of dst to row numbers[r] of x. A dst that is an operand may have the rows
+// of another operand.
 func (d *Device) gatherRows(dst, x, numbers xpu.Tensor) {
 	c := d.begin()
 	defer c.end()
-	c.launch("gather_rows", c.rows(dst.Dim(0)), c.writes(dst), typed(c.reads(x)), c.reads(numbers),
-		integer(dst.Dim(1)))
+	from := operand{c.absent(), 1, x.Dim(1)}
+	if dst.IsOperand() {
+		from = c.operand(x, 1, x.Dim(1), false)
+	} else {
+		from.memory = c.reads(x)
+	}
+	to, halves := c.stores(dst)
+	c.launch("gather_rows", c.rows(dst.Dim(0)), to, typed(from.memory), c.reads(numbers), integer(dst.Dim(1)),
+		integer(from.index), halves)
 }
 
 // SumRows adds the rows of each token; see [xpu.Layers].
@@ -30,14 +38,25 @@ func (d *Device) SwiGLU(act, gateUp, weight xpu.Tensor) {
 	xpu.CheckSwiGLU(act, gateUp, weight)
 	c := d.begin()
 	defer c.end()
-	c.launch("swiglu", c.rows(act.Dim(0)), c.writes(act), c.reads(gateUp), c.reads(weight), integer(act.Dim(1)))
+	to, halves := c.stores(act)
+	c.launch("swiglu", c.rows(act.Dim(0)), to, c.reads(gateUp), c.reads(weight), integer(act.Dim(1)), halves)
 }
 
 // SwiGLUGrad computes the gradients of [Device.SwiGLU]; see [xpu.Layers].
 func (d *Device) SwiGLUGrad(gateUp, act, dact, weight, dweight xpu.Tensor) {
 	xpu.CheckSwiGLUGrad(gateUp, act, dact, weight, dweight)
+	width := act.Dim(1)
 	c := d.begin()
 	defer c.end()
-	c.launch("swiglu_grad", c.rows(act.Dim(0)), c.writes(gateUp), c.writes(act), c.reads(dact), c.reads(weight),
-		c.writes(dweight), integer(act.Dim(1)))
+	var grad, again, halves argument
+	gates := local(1)
+	if gateUp.IsOperand() && act.IsOperand() && d.keepsOperands() && 8*int64(width) <= d.device.LocalMemory {
+		gates = local(width)
+		grad, halves = c.stores(gateUp)
+		again, _ = c.stores(act)
+	} else {
+		grad, again, halves = c.writes(gateUp), c.writes(act), flag(false)
+	}
+	c.launch("swiglu_grad", c.rows(act.Dim(0)), grad, again, c.reads(dact), c.reads(weight), c.writes(dweight),
+		integer(width), halves, gates)
 }

@@ -92,6 +92,7 @@ type shape struct {
 	chains    int    // limits the elements of the chains of a product that are computed at the same time
 	options   string // for tests: compiler options
 	tile      tensorTile
+	direct    bool   // the device has the loads of pvc_direct.cl
 	emulated  string // for tests: the file whose matrix instructions are emulated on any device
 	emulate   string // for tests: definitions for that
 }
@@ -112,7 +113,9 @@ func shapeOf(device *opencl.Device) shape {
 	if device.Type == opencl.CPU {
 		return processorShape
 	}
-	return gpuShape
+	s := gpuShape
+	s.direct = device.Has(blocks2D)
+	return s
 }
 
 func newDevice(ctx context.Context, device *opencl.Device, options Options, s shape) (_ *Device, err error) {
@@ -204,6 +207,9 @@ func (d *Device) programs() []program {
 	}
 	if file := d.matrixFile(); file != "" {
 		all = append(all, d.matrixProgram(file))
+		if file == pvcFile && d.shape.direct {
+			all = append(all, d.matrixProgram(directFile))
+		}
 	}
 	return all
 }

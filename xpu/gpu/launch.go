@@ -129,7 +129,9 @@ func (c *command) find(x xpu.Tensor, write bool) argument {
 	}
 	a, at := c.d.memory.of(x)
 	if write {
-		c.d.wrote(a)
+		c.wrote(a, at, x)
+	} else {
+		a.checkRead(at, x)
 	}
 	return argument{buffer: a.buffer, at: uint64(at), bf16: x.DType() == xpu.BFloat16}
 }

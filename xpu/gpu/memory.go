@@ -25,6 +25,8 @@ type allocation struct {
 	n       int // elements
 	buffer  *opencl.Buffer
 	version uint64 // unique version of the contents; guarded by Device.mu
+
+	operands []operandRange // that commands wrote and no later command overwrote; guarded by Device.mu
 }
 
 // wrote assigns an allocation a new version, because a command writes to it.
@@ -181,7 +183,7 @@ func readAfter[E float32 | uint16 | int32](ctx context.Context, h hostCopies, ds
 	var a *allocation
 	var at int64
 	if len(dst) > 0 { // memory of another device panics before anything is written
-		a, at = h.d.memory.of(t)
+		a, at = h.d.readable(t)
 	}
 	if err := h.ready(ctx); err != nil || len(dst) == 0 {
 		return err
@@ -190,6 +192,15 @@ func readAfter[E float32 | uint16 | int32](ctx context.Context, h hostCopies, ds
 		return h.d.broken(ctx, err)
 	}
 	return nil
+}
+
+// readable is memory.of for a tensor that the host reads.
+func (d *Device) readable(t xpu.Tensor) (*allocation, int64) {
+	c := d.begin()
+	defer c.end() // it may panic
+	a, at := d.memory.of(t)
+	a.checkRead(at, t)
+	return a, at
 }
 
 // of returns the allocation of a tensor, and the index of its first element.
@@ -264,6 +275,7 @@ func (c *command) copy(dst, x xpu.Tensor) {
 	}
 	to, toAt := d.memory.of(dst)
 	from, fromAt := d.memory.of(x)
+	from.checkRead(fromAt, x)
 	if dst.DType() == xpu.BFloat16 || x.DType() == xpu.BFloat16 {
 		if dst.DType() != x.DType() || to != from || toAt != fromAt {
 			each, parts := c.stretch(x.Elements())
@@ -272,7 +284,7 @@ func (c *command) copy(dst, x xpu.Tensor) {
 		}
 		return
 	}
-	d.wrote(to)
+	c.wrote(to, toAt, dst)
 	if d.err != nil || to == from && toAt == fromAt {
 		return
 	}

@@ -3,9 +3,10 @@
 // The kernels contain group_sum directly, outside conditions. If a static function always gets a kernel's local memory,
 // PoCL 3.1 gives all groups the same memory when it optimizes the shape for GPUs.
 
-// Rows. Without weight it is a LayerNorm.
+// Rows. Without weight it is a LayerNorm. With `halves`, the numbers of a row of h are bfloat16, in the first half of its
+// memory; see operands.go.
 kernel void norm(MEMORY(float, h), MEMORY(const float, x), TYPED(const void, weight), MEMORY(float, mean), MEMORY(float, rstd), const int width,
-	const float epsilon, const int known)
+	const float epsilon, const int known, const int halves)
 {
 	LOCATE(h), LOCATE(x), LOCATE_TYPED(weight), LOCATE(mean), LOCATE(rstd);
 	local float part[GROUP];
@@ -33,10 +34,10 @@ kernel void norm(MEMORY(float, h), MEMORY(const float, x), TYPED(const void, wei
 	}
 	if (rms)
 		for (int i = LANES * ITEM; i < width; i += LANES * GROUP)
-			store_lanes(h, i, width, load_numbers(weight, weight_bf16, i, width) * (load_lanes(x, i, width, 0) * r));
+			store_numbers(h, halves, i, width, load_numbers(weight, weight_bf16, i, width) * (load_lanes(x, i, width, 0) * r));
 	else
 		for (int i = LANES * ITEM; i < width; i += LANES * GROUP)
-			store_lanes(h, i, width, (load_lanes(x, i, width, 0) - m) * r);
+			store_numbers(h, halves, i, width, (load_lanes(x, i, width, 0) - m) * r);
 }
 
 // Consecutive groups of `each` rows. With a weight, row g of partial becomes the sum of the weight's gradient over the

@@ -11,8 +11,9 @@ func (d *Device) Normalize(h, x xpu.Tensor, n xpu.Norm, known bool) {
 	}
 	c := d.begin()
 	defer c.end()
-	c.launch("norm", c.rows(rows), c.writes(h), c.reads(x), typed(c.reads(n.Weight)), c.writes(n.Mean),
-		c.writes(n.RStd), integer(x.Dim(1)), number(n.Epsilon), flag(known))
+	to, halves := c.stores(h)
+	c.launch("norm", c.rows(rows), to, c.reads(x), typed(c.reads(n.Weight)), c.writes(n.Mean), c.writes(n.RStd),
+		integer(x.Dim(1)), number(n.Epsilon), flag(known), halves)
 }
 
 // NormGrad computes the gradient of a norm. It does not change dh.

@@ -38,7 +38,7 @@ func (t tensorTile) options() string {
 
 // multiplyTensors computes a product on tensor cores.
 func (c *command) multiplyTensors(p product) {
-	tile, a, b := c.d.shape.tile, operand{p.a, p.aColumns, p.aRows}, operand{p.b, p.bRows, p.bColumns}
+	tile, a, b := c.d.shape.tile, operand{c.reads(p.a), p.aColumns, p.aRows}, operand{c.reads(p.b), p.bRows, p.bColumns}
 	down, across, parts := over(p.m, tile.rows()), over(p.n, tile.columns()), 1
 	if p.groupRows || p.groupSum {
 		parts = p.counts.Elements()
@@ -58,7 +58,7 @@ func (c *command) multiplyTensors(p product) {
 		c.pack(left, a, 1, 0, p.m, p.k, step, steps)
 		var packed bool
 		right, packed = c.packedWeights(p.groupRows || p.aColumns == 1,
-			packedKey{term: b.term, index: b.index, groups: parts, k: p.k, n: p.n}, b.x, parts*p.n*steps*step/2)
+			packedKey{term: b.term, index: b.index, groups: parts, k: p.k, n: p.n}, p.b, parts*p.n*steps*step/2)
 		if !packed {
 			c.pack(right, b, parts, p.stack, p.n, p.k, step, steps)
 		}
@@ -100,12 +100,12 @@ func (c *command) pack(to argument, x operand, matrices, size, rows, k, step, st
 		c.turn(to, x, c.absent(), 0, matrices, size, rows, k, steps)
 		return
 	}
-	c.launch("nvidia_pack", items(matrices*rows*steps*(step/packTerms)), to, typed(c.reads(x.x)),
+	c.launch("nvidia_pack", items(matrices*rows*steps*(step/packTerms)), to, typed(x.memory),
 		integer(matrices*rows), integer(rows), long(size), long(x.index), integer(k), integer(step), integer(steps))
 }
 
 // turn is pack for matrices whose rows lie side by side. A plan has the terms of groups.
 func (c *command) turn(to argument, x operand, plan argument, parts, matrices, size, rows, k, steps int) {
-	c.launch("nvidia_turn", groups(turnItems, over(rows, turnRows), steps, matrices), to, typed(c.reads(x.x)),
+	c.launch("nvidia_turn", groups(turnItems, over(rows, turnRows), steps, matrices), to, typed(x.memory),
 		plan, integer(parts), integer(rows), long(size), long(x.term), integer(k))
 }

@@ -45,7 +45,7 @@ func (d *Device) attendTensorOptions(pieces int, grad bool) string {
 func (c *command) packHeads(x xpu.Tensor, size, pieces int) argument {
 	rows, width := x.Elements()/size, pieces*pieceNumbers
 	to := c.take(rows * width / 2)
-	c.pack(to, operand{x, 1, size}, 1, 0, rows, size, width, 1)
+	c.pack(to, operand{c.reads(x), 1, size}, 1, 0, rows, size, width, 1)
 	return to
 }
 

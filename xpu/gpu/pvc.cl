@@ -1,46 +1,11 @@
 // Products of bfloat16 by the matrix instruction of Intel's Data Center GPU Max (Ponte Vecchio); see dpas.cl. A sub-group computes a tile of 32×64 of C:
 // 4×4 blocks. For a step it reads a panel of A and a panel of B. Weights, which are packed as B, and C may be bfloat16 in memory.
 
-// A work-group is 4×4 sub-groups side by side.
-#define SIDE 4
-#define SUBGROUP_COUNT (SIDE * SIDE)
-#define AHEAD 4 // steps from a prefetch to its use
+#define SUBGROUP_COUNT 16
 
 #include "dpas.cl"
-
-// A number of bfloat16 in memory becomes x, or with accumulate the sum of both.
-static void store_sum(global ushort *c, const float x, const int accumulate)
-{
-	store_numbers(c, 1, 0, 1, accumulate ? load_numbers(c, 1, 0, 1) + x : x);
-}
-
-// store_block for C of bfloat16.
-inline void store_rounded(global ushort *c, const size_t ld, c_block x, const int rows, const int columns, const int accumulate)
-{
-#ifdef EMULATED
-	for (int l = 0; l < min(columns, 16); l++)
-		for (int i = 0; i < min(rows, 8); i++)
-			store_sum(c + i * ld + l, x.lane[l][i], accumulate);
-#else
-	const int lane = get_sub_group_local_id();
-	if (lane < columns) {
-		#pragma unroll
-		for (int i = 0; i < 8; i++)
-			if (i < rows)
-				store_sum(c + i * ld + lane, x[i], accumulate);
-	}
-#endif
-}
-
 #include "groups.cl"
-
-// A plan has the first row, panel of 32 rows, step of 16 rows (each group has an even number of steps), and band of 128
-// rows of each group, and then their ends. Without counts there is one group of all rows.
-#define ROW(plan, groups) (plan)
-#define PANEL(plan, groups) ((plan) + (groups) + 1)
-#define TERMS(plan, groups) ((plan) + 2 * ((groups) + 1))
-#define BAND(plan, groups) ((plan) + 3 * ((groups) + 1))
-#define BAND_ROWS (SIDE * TILE_ROWS)
+#include "pvc_tile.cl"
 
 kernel void pvc_plan(MEMORY(int, plan), MEMORY(const int, counts), const int groups, const int rows)
 {
@@ -72,30 +37,18 @@ kernel void pvc_plan(MEMORY(int, plan), MEMORY(const int, counts), const int gro
 
 // Packs groups of rows as A: element (i, t) of x is x[i*row_stride + t*stride]. The first row of a group is the first
 // row of its panels. A work-item has a row (0) and a step (1).
-kernel void pvc_pack_rows(MEMORY(uint, a), MEMORY(const float, x), MEMORY(const int, plan), const int groups, const long row_stride, const long stride,
+kernel void pvc_pack_rows(MEMORY(uint, a), TYPED(const void, x), MEMORY(const int, plan), const int groups, const long row_stride, const long stride,
 	const int k, const int steps)
 {
-	LOCATE(a), LOCATE(x), LOCATE(plan);
+	LOCATE(a), LOCATE_TYPED(x), LOCATE(plan);
 	const int panel = get_global_id(0) / TILE_ROWS, in_panel = get_global_id(0) % TILE_ROWS, step = get_global_id(1);
 	if (step >= steps || panel >= PANEL(plan, groups)[groups])
 		return;
 	const int group = group_of(PANEL(plan, groups), groups, panel);
 	const int first = ROW(plan, groups)[group], count = ROW(plan, groups)[group + 1] - first;
 	const int row = (panel - PANEL(plan, groups)[group]) * TILE_ROWS + in_panel;
-	const uint8 v = pack_step(x + (first + row) * row_stride + step * STEP * stride, stride, row < count ? k - step * STEP : 0);
+	const uint8 v = pack_numbers(x, x_bf16, (first + row) * row_stride + step * STEP * stride, stride, row < count ? k - step * STEP : 0);
 	store_a(a + (size_t)panel * steps * A_PANEL, step, in_panel, v);
-}
-
-// pack_step for numbers of bfloat16.
-inline uint8 pack_halves(global const ushort *x, const long stride, const int there)
-{
-	if (there >= STEP && stride == 1)
-		return as_uint8(vload16(0, x));
-	uint v[STEP];
-	#pragma unroll
-	for (int i = 0; i < STEP; i++)
-		v[i] = i < there ? x[i * stride] : 0;
-	return pairs(v);
 }
 
 // Packs matrices as B, one after the other: element (t, j) of a matrix is x[t*stride + j*column_stride]. A work-item has a column (0) and a step (1) of a
@@ -109,37 +62,36 @@ kernel void pvc_pack_matrices(MEMORY(uint, b), TYPED(const void, x), const long 
 	if (step >= steps || column >= panels * TILE_COLUMNS)
 		return;
 	const int there = column < n ? k - step * STEP : 0;
-	x = MOVE(x, x_bf16, matrix * size + step * STEP * stride + column * column_stride);
-	const uint8 v = x_bf16 ? pack_halves(x, stride, there) : pack_step(x, stride, there);
+	const uint8 v = pack_numbers(x, x_bf16, matrix * size + step * STEP * stride + column * column_stride, stride, there);
 	store_b(b + (matrix * panels + column / TILE_COLUMNS) * steps * B_PANEL, step, column % TILE_COLUMNS, v);
 }
 
 // Packs x, whose rows are the terms, as A and B of sums over the rows of each group: element (t, j) of x is x[t*stride
 // + j*column_stride]. The first row of a group is the first term of its steps; steps bounds the steps of all groups. A
 // work-item has a column of x (0) and a step (1).
-kernel void pvc_pack_left(MEMORY(uint, a), MEMORY(const float, x), MEMORY(const int, plan), const int groups, const long stride, const long column_stride,
+kernel void pvc_pack_left(MEMORY(uint, a), TYPED(const void, x), MEMORY(const int, plan), const int groups, const long stride, const long column_stride,
 	const int m, const int steps)
 {
-	LOCATE(a), LOCATE(x), LOCATE(plan);
+	LOCATE(a), LOCATE_TYPED(x), LOCATE(plan);
 	const int column = get_global_id(0), step = get_global_id(1);
 	if (column >= (m + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS || step >= TERMS(plan, groups)[groups])
 		return;
 	const int group = group_of(TERMS(plan, groups), groups, step);
 	const int first = ROW(plan, groups)[group] + (step - TERMS(plan, groups)[group]) * STEP;
-	const uint8 v = pack_step(x + first * stride + column * column_stride, stride, column < m ? ROW(plan, groups)[group + 1] - first : 0);
+	const uint8 v = pack_numbers(x, x_bf16, first * stride + column * column_stride, stride, column < m ? ROW(plan, groups)[group + 1] - first : 0);
 	store_a(a + (size_t)(column / TILE_ROWS) * steps * A_PANEL, step, column % TILE_ROWS, v);
 }
 
-kernel void pvc_pack_right(MEMORY(uint, b), MEMORY(const float, x), MEMORY(const int, plan), const int groups, const long stride, const long column_stride,
+kernel void pvc_pack_right(MEMORY(uint, b), TYPED(const void, x), MEMORY(const int, plan), const int groups, const long stride, const long column_stride,
 	const int n, const int steps)
 {
-	LOCATE(b), LOCATE(x), LOCATE(plan);
+	LOCATE(b), LOCATE_TYPED(x), LOCATE(plan);
 	const int column = get_global_id(0), step = get_global_id(1);
 	if (column >= (n + TILE_COLUMNS - 1) / TILE_COLUMNS * TILE_COLUMNS || step >= TERMS(plan, groups)[groups])
 		return;
 	const int group = group_of(TERMS(plan, groups), groups, step);
 	const int first = ROW(plan, groups)[group] + (step - TERMS(plan, groups)[group]) * STEP;
-	const uint8 v = pack_step(x + first * stride + column * column_stride, stride, column < n ? ROW(plan, groups)[group + 1] - first : 0);
+	const uint8 v = pack_numbers(x, x_bf16, first * stride + column * column_stride, stride, column < n ? ROW(plan, groups)[group + 1] - first : 0);
 	store_b(b + (size_t)(column / TILE_COLUMNS) * steps * B_PANEL, step, column % TILE_COLUMNS, v);
 }
 
@@ -162,9 +114,8 @@ inline prefetched part_of(global const uint *a, global const uint *b, const int 
 	return part;
 }
 
-// A tile of rows × columns elements of C, from `steps` steps of the panels of A and B. All loops over blocks are
-// unrolled and their indices are constants: otherwise blocks are kept in memory. The sub-group prefetches its part of
-// the work-group's panels.
+// A tile of rows × columns elements of C, from `steps` steps of the panels of A and B. The sub-group prefetches its part
+// of the work-group's panels.
 inline void multiply(global void *c, const int bf16, const size_t ld, global const uint *a, global const uint *b, prefetched part, const int steps, const int rows,
 	const int columns, const int accumulate)
 {
@@ -193,19 +144,7 @@ inline void multiply(global void *c, const int bf16, const size_t ld, global con
 		a += 2 * A_PANEL;
 		b += 2 * B_PANEL;
 	}
-	if (bf16) {
-		#pragma unroll
-		for (int i = 0; i < 4; i++)
-			#pragma unroll
-			for (int j = 0; j < 4; j++)
-				store_rounded((global ushort *)c + 8 * i * ld + 16 * j, ld, sum[i][j], rows - 8 * i, columns - 16 * j, accumulate);
-		return;
-	}
-	#pragma unroll
-	for (int i = 0; i < 4; i++)
-		#pragma unroll
-		for (int j = 0; j < 4; j++)
-			store_block((global float *)c + 8 * i * ld + 16 * j, ld, sum[i][j], rows - 8 * i, columns - 16 * j, accumulate);
+	store_tile(c, bf16, ld, sum, rows, columns, accumulate);
 }
 
 // C = A·B, or += with accumulate, for groups of rows, each with its own matrix of n columns: pvc_pack_rows by pvc_pack_matrices. A work-group has 256

@@ -12,7 +12,8 @@ import (
 // Products with matrix instructions, of operands of bfloat16: some kernels round and pack operands,
 // and others multiply them; see pvc.cl. A packed operand is bfloat16. Packed weights, the B of
 // products whose A is not transposed, are kept while there is memory, and packed again only when
-// the weights have changed: once per optimizer step, for any number of passes.
+// the weights have changed: once per optimizer step, for any number of passes. A device with loads
+// of two-dimensional blocks packs nothing; see pvc_direct.go.
 
 // Sizes of pvc.cl.
 const (
@@ -25,7 +26,7 @@ const (
 // Files of kernels with matrix instructions.
 const pvcFile, nvidiaFile = "pvc.cl", "nvidia.cl"
 
-var matrixFiles = []string{pvcFile, attendMatrixFile, nvidiaFile, attendTensorFile}
+var matrixFiles = []string{pvcFile, directFile, attendMatrixFile, nvidiaFile, attendTensorFile}
 
 // matrixFile returns the file with the kernels of products, if they have matrix instructions.
 func (d *Device) matrixFile() string {
@@ -93,7 +94,10 @@ func Sources(device *opencl.Device, precision xpu.Precision) []opencl.Source {
 
 // multiplyMatrix computes a product with matrix instructions.
 func (c *command) multiplyMatrix(p product) {
-	a, b := operand{p.a, p.aColumns, p.aRows}, operand{p.b, p.bRows, p.bColumns}
+	if c.d.shape.direct && c.multiplyDirect(p) {
+		return
+	}
+	a, b := c.operand(p.a, p.aColumns, p.aRows, false), c.operand(p.b, p.bRows, p.bColumns, false)
 	switch {
 	case p.groupSum:
 		c.sumRows(p, a, b)
@@ -107,7 +111,7 @@ func (c *command) multiplyMatrix(p product) {
 // An operand is memory whose element (t, i) is at t*term + i*index, where t is the term of the sum
 // and i the row of A or the column of B.
 type operand struct {
-	x           xpu.Tensor
+	memory      argument
 	term, index int
 }
 
@@ -129,12 +133,12 @@ func (c *command) multiplyRows(p product, groups int, a, b operand, weights bool
 	plan := c.plan(p.counts, groups, p.m)
 	left := c.take(panels * steps * matrixRows * matrixStep / 2)
 	c.launch("pvc_pack_rows", grid{[3]int{panels, over(steps, 8), 1}, [3]int{matrixRows, 8, 1}},
-		left, c.reads(a.x), plan, integer(groups), long(a.index), long(a.term), integer(p.k), integer(steps))
+		left, typed(a.memory), plan, integer(groups), long(a.index), long(a.term), integer(p.k), integer(steps))
 	right, packed := c.packedWeights(weights, packedKey{term: b.term, index: b.index, groups: groups, k: p.k, n: p.n},
-		b.x, groups*across*steps*matrixColumns*matrixStep/2)
+		p.b, groups*across*steps*matrixColumns*matrixStep/2)
 	if !packed {
 		c.launch("pvc_pack_matrices", grid{[3]int{across, over(steps, 4), groups}, [3]int{matrixColumns, 4, 1}},
-			right, typed(c.reads(b.x)), long(p.stack), long(b.term), long(b.index), integer(p.k), integer(p.n),
+			right, typed(b.memory), long(p.stack), long(b.term), long(b.index), integer(p.k), integer(p.n),
 			integer(steps))
 	}
 	c.launch("pvc_product", c.matrixGrid(over(across, matrixSide), pieces(groups, p.m, matrixSide*matrixRows), 1),
@@ -149,10 +153,10 @@ func (c *command) sumRows(p product, a, b operand) {
 	plan := c.plan(p.counts, groups, p.k)
 	left := c.take(down * steps * matrixRows * matrixStep / 2)
 	c.launch("pvc_pack_left", grid{[3]int{down, over(steps, 8), 1}, [3]int{matrixRows, 8, 1}},
-		left, c.reads(a.x), plan, integer(groups), long(a.term), long(a.index), integer(p.m), integer(steps))
+		left, typed(a.memory), plan, integer(groups), long(a.term), long(a.index), integer(p.m), integer(steps))
 	right := c.take(across * steps * matrixColumns * matrixStep / 2)
 	c.launch("pvc_pack_right", grid{[3]int{across, over(steps, 4), 1}, [3]int{matrixColumns, 4, 1}},
-		right, c.reads(b.x), plan, integer(groups), long(b.term), long(b.index), integer(p.n), integer(steps))
+		right, typed(b.memory), plan, integer(groups), long(b.term), long(b.index), integer(p.n), integer(steps))
 	c.launch("pvc_weight_grad", c.matrixGrid(over(across, matrixSide), over(down, matrixSide), groups),
 		typed(c.writes(p.c)), left, right, plan, integer(groups), long(p.m*p.n), integer(p.ldc), integer(p.m),
 		integer(p.n), integer(steps), flag(p.accumulate))

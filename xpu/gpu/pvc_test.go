@@ -20,7 +20,14 @@ import (
 var emulated = map[string]shape{
 	"blocks":    emulation(pvcFile, "-DEMULATED"),
 	"2D blocks": emulation(pvcFile, "-DEMULATED -DWIDE"),
+	"direct":    direct(emulation(pvcFile, "-DEMULATED")),
 	"warps":     emulation(nvidiaFile, "-DEMULATED"),
+}
+
+// direct returns a shape whose products read matrices of bfloat16 as they are in memory.
+func direct(s shape) shape {
+	s.direct = true
+	return s
 }
 
 // Products on the emulated path.

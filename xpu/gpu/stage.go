@@ -110,6 +110,7 @@ func write[E float32 | uint16 | int32](h hostCopies, t xpu.Tensor, src []E) {
 	s.turn <- struct{}{}
 	defer func() { <-s.turn }()
 	data := bytesOf(src)
+	first := at
 	at *= int64(unsafe.Sizeof(src[0]))
 	for len(data) > 0 {
 		n := min(int64(len(data)), stagePiece)
@@ -118,7 +119,7 @@ func write[E float32 | uint16 | int32](h hostCopies, t xpu.Tensor, src []E) {
 			copy(s.memory.Bytes()[from:], data[:n])
 		}
 		c := h.command()
-		d.wrote(a)
+		c.wrote(a, first, t)
 		if d.err == nil && err == nil {
 			var e *opencl.Event
 			if e, err = s.queue.Upload(a.buffer, at, s.memory, from, n); err == nil {
