@@ -5,8 +5,9 @@ import (
 	"math"
 )
 
-// decode converts elements of type d to float32. The conversion is exact.
-func decode(dst []float32, src []byte, d DType) {
+// Decode converts elements of type d, little-endian, to float32. The conversion is exact. src has
+// the bytes of len(dst) elements.
+func Decode(dst []float32, src []byte, d DType) {
 	switch d {
 	case F32:
 		for i := range dst {
@@ -23,8 +24,9 @@ func decode(dst []float32, src []byte, d DType) {
 	}
 }
 
-// encode converts float32 to elements of type d, rounding to nearest, ties to even.
-func encode(dst []byte, src []float32, d DType) {
+// Encode converts float32 to elements of type d, little-endian, rounding to nearest, ties to even.
+// dst has the bytes of len(src) elements.
+func Encode(dst []byte, src []float32, d DType) {
 	switch d {
 	case F32:
 		for i, v := range src {

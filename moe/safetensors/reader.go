@@ -226,7 +226,7 @@ func (f *File) Float32(dst []float32, name string, first int64) error {
 		if err := f.readAt(buffer[:n*size], at); err != nil {
 			return fmt.Errorf("%s: tensor %q at byte %d: %w", f.name, name, at, err)
 		}
-		decode(dst[:n], buffer[:n*size], t.DType)
+		Decode(dst[:n], buffer[:n*size], t.DType)
 		dst, at = dst[n:], at+int64(n*size)
 	}
 	return nil
