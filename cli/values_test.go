@@ -28,6 +28,7 @@ var freeFlags = strings.Fields(`
 
 	data-path train-data-path valid-data-path test-data-path split steps skip reason title document special glob
 	text-field id-field tokenizer-name listen flight hosts mpiexec srun remote-shell layout scaling upcycle
+	model-files
 
 	eod shard-tokens mds-size-limit shard-size memory max-documents max-rejects piece-size back-off section-timeout`)
 

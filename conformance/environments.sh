@@ -4,9 +4,9 @@
 # complete environment has the file "complete".
 #
 #     conformance/environments.sh DIR [megatron-0.16.1 … olmo-3.0.0 … tokenizers-0.23.3 encoders
-#         layouts dolma-1.2.1 transformers-5.23.0 loaders litdata]
+#         layouts dolma-1.2.1 transformers-5.23.0 deepspeed-0.19.8 loaders litdata]
 #
-# The last seven are independent, except that litdata needs layouts. They are only made if they are
+# The last eight are independent, except that litdata needs layouts. They are only made if they are
 # listed:
 #
 #     tokenizers-*       conformance/ids.py, benchmarks/encoding.py
@@ -14,6 +14,7 @@
 #     layouts, dolma-*   conformance/layouts.py (dolma needs numpy 1, so it has its own)
 #     transformers-*     conformance/huggingface.py, conformance/training.py,
 #                        benchmarks/training.py; with its own torch
+#     deepspeed-*        conformance/frameworks.py, with transformers 5.23.0 and its own torch
 #     loaders            benchmarks/loaders.py, and the tests in clients/python
 #     litdata            benchmarks/stores.py, with layouts
 #
@@ -93,6 +94,14 @@ for name in "$@"; do
 		echo "== $name" >&2
 		"$python" -m venv --clear "$env"
 		"$env/bin/pip" install -q "transformers==${name#*-}" torch safetensors numpy pyarrow
+		touch "$env/complete"
+		;;
+	deepspeed-*)
+		env="$dir/$name"
+		[ ! -e "$env/complete" ] || continue
+		echo "== $name" >&2
+		"$python" -m venv --clear "$env"
+		"$env/bin/pip" install -q "deepspeed==${name#*-}" transformers==5.23.0 torch==2.15.0 safetensors numpy pyarrow
 		touch "$env/complete"
 		;;
 	*) others+=("$name") ;;

@@ -18,12 +18,20 @@ import (
 type Stored struct {
 	dir     string
 	config  Config
-	files   *safetensors.Directory
+	files   TensorReader
 	tensors []safetensors.Tensor // from Config.Tensors
 	sources []source             // of each tensor
 	types   []safetensors.DType
 	fused   bool
 	head    bool // the head is tied, but stored too
+}
+
+// A TensorReader reads the tensors of a stored model: a [safetensors.Directory], or the checkpoint
+// of another framework under Hugging Face's names.
+type TensorReader interface {
+	Tensors() []safetensors.Tensor
+	Float32(dst []float32, name string, first int64) error // reads elements from element first on
+	Close() error
 }
 
 // A source is the location of a model tensor: it starts at element first of a stored tensor.
@@ -65,6 +73,13 @@ func openStored(fsys filesystem.FS, dir string, c Config) (*Stored, error) {
 		}
 		return nil, fmt.Errorf("loading weights: %w", err)
 	}
+	return NewStored(dir, c, files)
+}
+
+// NewStored returns the stored model of configuration c whose tensors files reads. dir is its name
+// in errors. The error lists every tensor that is missing, wrong or unknown. Closing the model
+// closes files, and so does an error.
+func NewStored(dir string, c Config, files TensorReader) (*Stored, error) {
 	s := &Stored{dir: dir, config: c, files: files}
 	if err := s.match(); err != nil {
 		files.Close()
@@ -290,6 +305,14 @@ func (s *Stored) Each(ctx context.Context, visit func(tensor string, piece []flo
 		}
 	}
 	return nil
+}
+
+// Tensor reads tensor i of [Config.Tensors] and passes it to visit as float32, in chunks. A chunk
+// is valid until visit returns.
+func (s *Stored) Tensor(ctx context.Context, i int, visit func([]float32) error) error {
+	return s.each(i, make([]float32, min(pieceElements, s.tensors[i].Elements())), func(piece []float32) error {
+		return errors.Join(ctx.Err(), visit(piece))
+	})
 }
 
 // Model creates a model with the stored weights on a device.

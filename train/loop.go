@@ -561,7 +561,7 @@ func (r *run) step(ctx context.Context, batches *stream.Stream) (record.StepMetr
 				return record.StepMetrics{}, err
 			}
 		}
-		if r.state.Updates == 0 {
+		if r.state.Updates == 0 || r.state.FirstLoss == 0 { // 0 after Import
 			r.state.FirstLoss = m.Loss
 		}
 		r.state.LastLoss = m.Loss

@@ -61,7 +61,7 @@ type Inspection struct {
 // other tensor may exist. Every weight must be finite, and every id of the tokenizer must be in the
 // vocabulary. progress may be nil.
 func (m ModelDir) Inspect(ctx context.Context, progress func(done, total int64)) (Inspection, error) {
-	stored, err := moe.OpenStored(m.files(), m.Dir)
+	stored, err := m.stored()
 	if err != nil {
 		return Inspection{}, err
 	}
@@ -86,7 +86,7 @@ func (m ModelDir) HasWeights(ctx context.Context, want string) (has bool, now st
 	if err != nil || inspected.Weights == want {
 		return err == nil, inspected.Weights, err
 	}
-	stored, err := moe.OpenStored(m.files(), m.Dir)
+	stored, err := m.stored()
 	if err != nil {
 		return false, "", err
 	}
@@ -109,7 +109,7 @@ func (m ModelDir) HasWeights(ctx context.Context, want string) (has bool, now st
 // With o.Upcycle, the result describes the mixture of experts, except for DTypes. Weights is the
 // hash of its weights before they are rounded to o.DType.
 func (m ModelDir) Convert(ctx context.Context, output string, o ConvertOptions) (Inspection, error) {
-	stored, err := moe.OpenStored(m.files(), m.Dir)
+	stored, err := m.stored()
 	if err != nil {
 		return Inspection{}, err
 	}

@@ -21,6 +21,7 @@ import (
 	"mula/shards"
 	"mula/tokenize"
 	"mula/train/collective"
+	"mula/train/foreign"
 	"mula/xpu"
 )
 
@@ -30,7 +31,23 @@ type ModelDir struct {
 	Dir        string      // or a URL
 	Checkpoint *Checkpoint // nil if the model is not a checkpoint
 
+	// The training state in a checkpoint of another framework, which has the weights; nil: the
+	// weights are in Dir. Dir has the other files of the model.
+	Foreign *foreign.State
+
 	fsys filesystem.FS // of Dir; nil: of the machine
+}
+
+// stored opens the weights.
+func (m ModelDir) stored() (*moe.Stored, error) {
+	if m.Foreign == nil {
+		return moe.OpenStored(m.files(), m.Dir)
+	}
+	c, err := moe.ReadConfig(m.files(), m.Dir)
+	if err != nil {
+		return nil, err
+	}
+	return m.Foreign.Stored(c, foreign.Weights)
 }
 
 func (m ModelDir) files() filesystem.FS { return filesystem.Default(m.fsys) }
@@ -142,18 +159,27 @@ func FindInitial(ctx context.Context, path string, want moe.Config, plan *blend.
 	if err != nil {
 		return bad(err)
 	}
-	model, err := moe.ReadConfig(from.files(), from.Dir)
-	if err != nil {
+	if err := from.CheckConfig(want); err != nil {
 		return bad(err)
-	}
-	if differences := differentFields(model, want); differences != nil {
-		return bad(fmt.Errorf("%s is a different model than train.yaml describes: %s; write its values under model",
-			from.Dir, strings.Join(differences, ", ")))
 	}
 	if err := from.CheckTokenizer(ctx, plan); err != nil {
 		return bad(err)
 	}
 	return from, nil
+}
+
+// CheckConfig returns an error if the model's config.json describes another function than want, the
+// model of a train.yaml.
+func (m ModelDir) CheckConfig(want moe.Config) error {
+	model, err := moe.ReadConfig(m.files(), m.Dir)
+	if err != nil {
+		return err
+	}
+	if differences := differentFields(model, want); differences != nil {
+		return fmt.Errorf("%s is a different model than train.yaml describes: %s; write its values under model",
+			m.Dir, strings.Join(differences, ", "))
+	}
+	return nil
 }
 
 // differentFields names the fields that differ between the model there and the configuration here,

@@ -66,7 +66,7 @@ func TestMasters(t *testing.T) {
 					t.Errorf("averages %v: weights of %s differ", on, p.Name)
 				}
 				saved := got.Saved(i)[0]
-				if name := saved.Name; name != master && name != TrainedWeights ||
+				if name := saved.Name; name != Master && name != TrainedWeights ||
 					!slices.Equal(saved.Values.Floats(), got.weights[i].Floats()) {
 					t.Errorf("averages %v: %s of %s is saved, and not the masters", on, name, p.Name)
 				}

@@ -440,7 +440,7 @@ func (o *Optimizer) weightsName() string {
 	case o.spec.averages:
 		return TrainedWeights
 	case slices.ContainsFunc(o.parameters, hasMaster):
-		return master
+		return Master
 	}
 	return ""
 }
@@ -739,8 +739,8 @@ func (o *Optimizer) SetMetadata(text map[string]string) error {
 // from the saved model.
 const TrainedWeights = "y"
 
-// master is the tensor of the optimizer's state with the float32 masters of bfloat16 weights, if
+// Master is the tensor of the optimizer's state with the float32 masters of bfloat16 weights, if
 // there is no TrainedWeights.
-const master = "master"
+const Master = "master"
 
 func isFinite(x float64) bool { return !math.IsNaN(x) && !math.IsInf(x, 0) }

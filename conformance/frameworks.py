@@ -1,0 +1,189 @@
+#!/usr/bin/env python3
+"""Continues training states of DeepSpeed in mula, and compares the losses of the next steps.
+
+    conformance/environments.sh DIR deepspeed-0.19.8 && make build
+    DIR/deepspeed-0.19.8/bin/python conformance/frameworks.py [--case NAME…]
+
+DeepSpeed's own code trains a random model of transformers with two ranks on the CPU (gloo), saves a
+checkpoint after SAVED steps, and trains on. mula imports the checkpoint (mula import --config) and
+trains the same steps on the same batches. The first loss depends on the weights, the following
+losses on the moments and the number of updates. In the cases of universal checkpoints, DeepSpeed's
+ds_to_universal converts the checkpoint first.
+
+Exits with 1 if a loss differs by more than 1e-5.
+"""
+
+import argparse, json, os, pathlib, sys, tempfile
+
+os.environ["OMP_NUM_THREADS"] = "1"
+import torch
+
+torch.set_num_threads(1)
+import deepspeed, transformers
+import deepspeed.comm.torch
+
+import training
+
+deepspeed.comm.torch.build_shm_op = lambda: None  # gloo alone; the extension takes minutes to compile
+
+here = pathlib.Path(__file__).resolve().parent
+TOLERANCE = 1e-5
+SAVED, STEPS = 3, 6
+BATCH, LENGTH, RANKS = 4, 32, 2
+VOCABULARY = 512
+ADAM = {"lr": 1e-3, "betas": (0.9, 0.95), "eps": 1e-8}
+DECAY = 0.1
+
+SIZES = dict(vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+             max_position_embeddings=64, pad_token_id=None, bos_token_id=1, eos_token_id=2)
+
+
+def llama(tied=False):
+    return transformers.LlamaConfig(intermediate_size=50, tie_word_embeddings=tied, **SIZES)
+
+
+def olmoe():
+    return transformers.OlmoeConfig(intermediate_size=24, num_experts=4, num_experts_per_tok=2,
+                                    output_router_logits=False, router_aux_loss_coef=0.0, **SIZES)
+
+
+# Model, stage of ZeRO, and whether ds_to_universal converts the checkpoint.
+CASES = {
+    "llama, ZeRO 1": (llama, 1, False),
+    "llama with tied embeddings, ZeRO 2": (lambda: llama(True), 2, False),
+    "llama, ZeRO 3": (llama, 3, False),
+    "OLMoE, ZeRO 2": (olmoe, 2, False),
+    "llama, universal": (llama, 2, True),
+}
+
+
+def in_ranks(folder, work, *args):
+    """Runs work in RANKS processes, with their output in files, and fails if one of them fails."""
+    children = []
+    for rank in range(RANKS):
+        child = os.fork()
+        if child == 0:
+            log = os.open(folder / f"rank{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            os.dup2(log, 1), os.dup2(log, 2)
+            code = 1
+            try:
+                os.environ.update(RANK=str(rank), WORLD_SIZE=str(RANKS), LOCAL_RANK=str(rank),
+                                  MASTER_ADDR="127.0.0.1", MASTER_PORT="29517")
+                deepspeed.init_distributed(dist_backend="gloo")
+                work(rank, *args)
+                torch.distributed.barrier()
+                code = 0
+            except BaseException:
+                import traceback
+
+                traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(code)
+        children.append(child)
+    if any(os.waitpid(child, 0)[1] for child in children):
+        sys.exit((folder / "rank0.log").read_text() + f"\na rank failed; see {folder}")
+
+
+def engine_of(config, stage):
+    torch.manual_seed(1)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    groups = [
+        {"params": [p for p in model.parameters() if p.dim() > 1], "weight_decay": DECAY},
+        {"params": [p for p in model.parameters() if p.dim() == 1], "weight_decay": DECAY},
+    ]
+    settings = {
+        "train_micro_batch_size_per_gpu": BATCH // RANKS,
+        "zero_optimization": {"stage": stage},
+        "zero_allow_untested_optimizer": True,
+        "gradient_clipping": 1.0,
+    }
+    return deepspeed.initialize(model=model, optimizer=torch.optim.AdamW(groups, **ADAM), config=settings)[0]
+
+
+def advance(engine, rank, batches, losses):
+    """Trains on batches, a part on each rank, and appends the mean losses."""
+    each = BATCH // RANKS
+    for batch in batches:
+        part = batch[rank * each : (rank + 1) * each]
+        logits = engine(input_ids=part[:, :-1], use_cache=False).logits.float()
+        loss = torch.nn.functional.cross_entropy(logits.reshape(-1, VOCABULARY), part[:, 1:].reshape(-1))
+        engine.backward(loss)
+        engine.step()
+        mean = loss.detach().clone()
+        torch.distributed.all_reduce(mean)
+        losses.append(mean.item() / RANKS)
+
+
+def original(rank, folder, config, stage, batches):
+    engine, losses = engine_of(config, stage), []
+    advance(engine, rank, batches[:SAVED], losses)
+    engine.save_checkpoint(str(folder))
+    if rank == 0:
+        config.save_pretrained(folder)
+    advance(engine, rank, batches[SAVED:], losses)
+    if rank == 0:
+        (folder / "losses.json").write_text(json.dumps(losses))
+
+
+def to_universal(folder):
+    from deepspeed.checkpoint import ds_to_universal
+
+    tag = (folder / "latest").read_text()
+    output = folder / f"{tag}_universal"
+    sys.argv = ["ds_to_universal", "--input_folder", str(folder / tag), "--output_folder", str(output),
+                "--num_extract_workers", "1", "--num_merge_workers", "1", "--inject_missing_state"]
+    ds_to_universal.main(ds_to_universal.parse_arguments())
+    (folder / "latest").write_text(f"{tag}_universal")
+
+
+def main():
+    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ap.add_argument("--mula", type=pathlib.Path, default=here.parent / "bin" / "mula")
+    ap.add_argument("--case", nargs="+", choices=CASES, default=CASES)
+    ap.add_argument("--keep", type=pathlib.Path, help="folder of all files, which stay")
+    args = ap.parse_args()
+    temporary = tempfile.TemporaryDirectory()
+    work = args.keep or pathlib.Path(temporary.name)
+    work.mkdir(parents=True, exist_ok=True)
+    training.STEPS = 2 * STEPS
+    _, batches = training.prepare(args.mula, work, BATCH, LENGTH)
+    print(f"deepspeed {deepspeed.__version__}, torch {torch.__version__}, transformers {transformers.__version__}")
+    wrong = False
+    for name in args.case:
+        make, stage, universal = CASES[name]
+        folder = work / name.replace(" ", "-").replace(",", "")
+        folder.mkdir()
+        config = make()
+        in_ranks(folder, original, folder, config, stage, batches[:STEPS])
+        if universal:
+            to_universal(folder)
+        inspected = json.loads(training.run(args.mula, "import", "--from", folder, "--json"))
+        (folder / "train.yaml").write_text(
+            f"""plan: ../plan.json
+output: run
+model: {inspected["train_model"]}
+batch_size: {BATCH}
+steps: {STEPS}
+optimizer: {{name: adamw, betas: [0.9, 0.95], eps: 1e-8, weight_decay: {DECAY}, clip: 1.0}}
+schedule: {{name: constant, learning_rate: {ADAM["lr"]}, warmup_steps: 0}}
+aux_loss: {{form: none, coefficient: 0.0}}
+z_loss: {{coefficient: 0.0}}
+checkpoint: {{every: 0}}
+threads: 1
+"""
+        )
+        training.run(args.mula, "import", "--from", folder, "--config", folder / "train.yaml")
+        training.run(args.mula, "train", "--config", folder / "train.yaml")
+        with open(folder / "run" / "metrics.jsonl") as f:
+            mula = {line["step"]: line["loss"] for line in map(json.loads, f) if "loss" in line}
+        theirs = json.loads((folder / "losses.json").read_text())
+        differences = [abs(mula[step] - theirs[step]) for step in range(SAVED, STEPS)]
+        bad = sorted(mula) != list(range(SAVED, STEPS)) or max(differences) > TOLERANCE
+        wrong = wrong or bad
+        print(f"{'WRONG' if bad else 'equal'}  {name}: losses {[theirs[s] for s in range(SAVED, STEPS)]}, "
+              f"differences {differences}", flush=True)
+    sys.exit(wrong)
+
+
+if __name__ == "__main__":
+    main()
