@@ -167,8 +167,11 @@ func (p *progress) next() {
 func (m *Model) take(slot int, batch Batch, train bool) error {
 	_, ranks := m.parallel.sequenceRanks()
 	shape := passShape{rows: batch.Rows, s: batch.SequenceLength / ranks, ranks: ranks, train: train,
-		logits: m.stage.last, from: m.stage.from, layers: len(m.layers), last: m.stage.last,
+		from: m.stage.from, layers: len(m.layers), last: m.stage.last,
 		elsewhere: m.parallel.Mesh.Size(comm.EP) > 1, documents: len(batch.Begin) > 0, rounded: m.activations}
+	if m.stage.last {
+		shape.logits = LogitsTokens(m.cfg.VocabSize, m.dev.ProductRows(), m.dev.Capacity())
+	}
 	if err := m.recompute.validate(); err != nil {
 		return err
 	}

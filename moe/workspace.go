@@ -13,12 +13,19 @@ import (
 // to the largest pass so far and serve all later passes. All buffers are device memory unless their
 // comment says that they are on the host.
 
-// logitsFloats limits the buffer of logits: each block has as many tokens as fit, and at least
-// logitsTokens.
-const (
-	logitsFloats = 1 << 22
-	logitsTokens = 256
-)
+// LogitsTokens returns the number of tokens in a block of logits of a vocabulary. Gradients of the
+// head are sums over blocks, so it determines bits. rows and capacity are the ProductRows and the
+// Capacity of the device; 0 and 0 mean a processor.
+//
+// A block has 2²² logits or rows tokens, if these are more. On a device with its own memory, rows
+// is halved until such a block takes at most 1/32 of it, but not below 256.
+func LogitsTokens(vocabulary, rows int, capacity int64) int {
+	const floats, tokens = 1 << 22, 256
+	for capacity > 0 && rows > tokens && 4*int64(rows)*int64(vocabulary) > capacity/32 {
+		rows /= 2
+	}
+	return max(floats/vocabulary, tokens, rows)
+}
 
 // passShape determines the buffers that a pass needs.
 type passShape struct {
@@ -26,7 +33,7 @@ type passShape struct {
 	ranks     int       // ranks that share each row
 	train     bool      // backward follows: every layer is saved
 	recompute Recompute // also without train, so that both kinds of passes use the same memory
-	logits    bool      // logits are computed block by block
+	logits    int       // tokens of a block of logits; 0 without logits
 	from      int       // number of this model's first layer
 	layers    int       // number of layers in this model
 	last      bool      // this stage has the final norm and the head
@@ -346,8 +353,8 @@ func (w *workspace) cut(c Config, p passShape, a *arena) {
 		}
 		w.router, w.gathered, w.expert = a.f32(t, c.Experts), a.f32(r, h), a.f32(r, h)
 	}
-	if p.logits {
-		w.logitsRows = min(t, max(logitsFloats/c.VocabSize, logitsTokens))
+	if p.logits > 0 {
+		w.logitsRows = min(t, p.logits)
 		w.logits = a.f32(w.logitsRows, c.VocabSize)
 	}
 	if p.train {
@@ -396,6 +403,7 @@ type Pass struct {
 	Recompute      Recompute // empty means RecomputeNone
 	Activations    xpu.DType // see [Model.SetActivations]
 	Documents      bool      // attention is restricted to documents; see [Batch]
+	LogitsTokens   int       // of the device, see [LogitsTokens]; 0 means a processor's
 
 	Shape    comm.Shape // of the mesh; the zero value is one rank
 	Dispatch Dispatch
@@ -413,8 +421,14 @@ func (c Config) Memory(p Pass) Memory {
 	experts, stage := p.Shape.Size(comm.EP), stageOf(c, p.Stage, p.Shape.Size(comm.PP))
 	ranks := max(1, p.SequenceRanks)
 	shape := passShape{rows: p.Rows, s: p.SequenceLength / ranks, ranks: ranks, train: true, recompute: p.Recompute,
-		logits: stage.last, from: stage.from, layers: stage.layers, last: stage.last, elsewhere: experts > 1,
+		from: stage.from, layers: stage.layers, last: stage.last, elsewhere: experts > 1,
 		documents: p.Documents, rounded: p.Activations}
+	if shape.logits = p.LogitsTokens; shape.logits == 0 {
+		shape.logits = LogitsTokens(c.VocabSize, 0, 0)
+	}
+	if !stage.last {
+		shape.logits = 0
+	}
 	var shared, flights arena
 	new(workspace).cut(c, shape, &shared)
 	newFlight(c, stage).cut(c, shape, &flights)

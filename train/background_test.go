@@ -65,7 +65,7 @@ func TestBackgroundBytes(t *testing.T) {
 			for _, bytes := range copied {
 				total += bytes
 			}
-			want := c.memory(c.MicroBatchSize, 16).Checkpoint * int64(l.DP*l.EP)
+			want := c.memory(c.MicroBatchSize, 16, 0).Checkpoint * int64(l.DP*l.EP)
 			if want-total < 0 || want-total >= int64(l.DP*l.EP) || background != (want > 0) {
 				t.Errorf("%d: the ranks copy %d bytes, the estimate says %d", i, total, want)
 			}

@@ -12,6 +12,8 @@ import (
 	"mula/internal/longtest"
 	"mula/train/checkpoint"
 	"mula/train/devices"
+	"mula/xpu"
+	"mula/xpu/cpu"
 	"mula/xpu/opencl"
 )
 
@@ -220,5 +222,54 @@ func TestRunAuto(t *testing.T) {
 			!strings.Contains(err.Error(), "no OpenCL loader") {
 			t.Errorf("opencl: %v", err)
 		}
+	}
+}
+
+// rowsDevice is a device that needs more rows in a product, like a GPU.
+type rowsDevice struct{ xpu.Device }
+
+func (d rowsDevice) ProductRows() int { return 1 << 20 }
+
+// A checkpoint records the blocks of logits of a GPU. A run that resumes from it with the blocks of
+// a processor, or the other way round, is warned, and ranks must agree on the blocks.
+func TestBlocksOfLogitsAreRecorded(t *testing.T) {
+	t.Parallel()
+	plan := makePlan(t, t.TempDir(), "plan.json", "")
+	c := testConfig(t, plan, crashConfig+"steps: 6\ncheckpoint: {every: 2}\n")
+	const text = "logits in blocks of 1048576"
+	var warnings []string
+	options := func(stop int64, large func(rank int) bool) Options {
+		o := Options{}
+		if stop > 0 {
+			o = stopAfter(stop)
+		}
+		o.Warn = func(text string) { warnings = append(warnings, text) }
+		o.newDevice = func(rank, threads int, precision xpu.Precision) (xpu.Device, error) {
+			d := cpu.New(threads, precision)
+			if large(rank) {
+				return rowsDevice{d}, nil
+			}
+			return d, nil
+		}
+		return o
+	}
+	always, never := func(int) bool { return true }, func(int) bool { return false }
+	mustRun(t, c, options(2, always))
+	if len(warnings) > 0 {
+		t.Errorf("a new run warns: %q", warnings)
+	}
+	mustRun(t, c, options(4, never))
+	if len(warnings) != 1 || strings.Count(warnings[0], text) != 1 {
+		t.Errorf("with the blocks of a processor the warnings are %q", warnings)
+	}
+	warnings = nil
+	mustRun(t, c, options(0, always))
+	if len(warnings) != 1 || strings.Count(warnings[0], text) != 1 {
+		t.Errorf("with the blocks of a GPU the warnings are %q", warnings)
+	}
+	ranks := testConfig(t, plan, crashConfig+"steps: 2\nlayout: {expert_dp: 2}\n")
+	if _, err := Run(t.Context(), ranks, options(0, func(rank int) bool { return rank == 1 })); err == nil ||
+		!strings.Contains(err.Error(), text) {
+		t.Errorf("ranks with different blocks: error %v", err)
 	}
 }

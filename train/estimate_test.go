@@ -315,7 +315,7 @@ func TestMemoryOfSums(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := summarize(c, plan, "").Memory; got != r.Memory || got.Exchange != 4<<20 {
+	if got := summarize(c, plan, nil).Memory; got != r.Memory || got.Exchange != 4<<20 {
 		t.Errorf("the summary has %+v, the estimate %+v; want 4 MiB for sums", got, r.Memory)
 	}
 }

@@ -56,7 +56,7 @@ func (r *run) open(ctx context.Context) error {
 		return err
 	}
 	r.batch.rows = samples.NewRows(plan.SequenceLength, plan.Traits().Padded, r.config.Attention)
-	if err := summarize(r.config, plan, "").fits(machine.TotalMemory(), r.ranks.OnHost()); err != nil {
+	if err := summarize(r.config, plan, nil).fits(machine.TotalMemory(), r.ranks.OnHost()); err != nil {
 		return err
 	}
 	if err := r.openDevice(ctx); err != nil {
@@ -100,7 +100,7 @@ func (r *run) openDevice(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	return summarize(r.config, r.data.Plan, r.device.Name()).fitsDevice(r.device.Capacity(), sharing)
+	return summarize(r.config, r.data.Plan, r.device).fitsDevice(r.device.Capacity(), sharing)
 }
 
 // readTokenizer reads the tokenizer.json for checkpoints and compares it with the plan's tokenizer.
@@ -127,7 +127,7 @@ func (r *run) sameRun(ctx context.Context) error {
 		Plan, Arithmetic string
 		Fields           map[string]string
 	}
-	own := what{r.data.Plan.Fingerprint(), r.device.Arithmetic(), strictyaml.Fields(r.config)}
+	own := what{r.data.Plan.Fingerprint(), r.deviceArithmetic(), strictyaml.Fields(r.config)}
 	for _, name := range []string{"plan", "output", "tokenizer", "initialize_from", "threads", "metrics_listen"} {
 		// may differ between machines
 		delete(own.Fields, name)
@@ -194,7 +194,7 @@ func (r *run) newState() checkpoint.State {
 // order of sums, and the layout of several ranks. Checkpoints of the model's first order do not
 // have the order.
 func (r *run) arithmetic() string {
-	text := fmt.Sprintf("%s, order of sums %d", r.device.Arithmetic(), moe.OrderOfSums)
+	text := r.deviceArithmetic()
 	if s := r.ranks.Shape; s.Size(comm.Data) > 1 { // pipeline stages do not change the result
 		text += fmt.Sprintf(", dp %d, ep %d", s.Size(comm.ExpertDP), s.Size(comm.EP))
 		if cp := r.config.Layout.CP; cp > 1 {
@@ -208,8 +208,18 @@ func (r *run) arithmetic() string {
 	return text
 }
 
+// deviceArithmetic is the part of arithmetic that the device determines. Blocks of logits of a
+// processor's size are not named, so that earlier checkpoints of processors have the same text.
+func (r *run) deviceArithmetic() string {
+	text := fmt.Sprintf("%s, order of sums %d", r.device.Arithmetic(), moe.OrderOfSums)
+	if n := r.config.logitsTokens(r.device); n != moe.LogitsTokens(r.config.Model.VocabSize, 0, 0) {
+		text += fmt.Sprintf(", logits in blocks of %d", n)
+	}
+	return text
+}
+
 func (r *run) summary(saved *checkpoint.Checkpoint) Summary {
-	s := summarize(r.config, r.data.Plan, r.device.Name())
+	s := summarize(r.config, r.data.Plan, r.device)
 	s.DeviceWhy = r.start.deviceWhy
 	s.Scratch = devices.ScratchBytes(r.start.device, r.device, r.config.Model.Config, r.data.SequenceLength)
 	if r.ranks.Ranks() > 1 {

@@ -39,6 +39,8 @@ type Summary struct {
 	Groups           []GroupSummary  // of parameters; nil if all have the settings of the optimizer
 	// maximum bytes that a rank's device may allocate in addition to Memory; 0 if unknown
 	Scratch int64
+
+	logitsTokens int // of a block of logits, for Memory
 }
 
 // fits returns an error if ranks ranks need more memory than this machine has. It returns nil if
@@ -92,7 +94,7 @@ func (s Summary) wouldFit(most int64, need func(estimate.Memory) int64) string {
 	length := int(s.TokensPerStep / int64(c.BatchSize))
 	needs := func(level moe.Recompute, micro int) int64 {
 		c.Recompute, c.MicroBatchSize = level, micro
-		return need(c.memory(micro, length))
+		return need(c.memory(micro, length, s.logitsTokens))
 	}
 	// largest returns the largest fitting micro-batch below the configured one, 0 for none.
 	largest := func(level moe.Recompute, below int) int {
@@ -126,19 +128,24 @@ func (s Summary) wouldFit(most int64, need func(estimate.Memory) int64) string {
 	return "these settings would fit: " + strings.Join(fit, ", or ")
 }
 
-func summarize(c Config, p *blend.Plan, device string) Summary {
+// summarize describes a run on a device, or without one on a processor.
+func summarize(c Config, p *blend.Plan, device xpu.Device) Summary {
+	name, logitsTokens := "", 0
+	if device != nil {
+		name, logitsTokens = device.Name(), c.logitsTokens(device)
+	}
 	n := c.Model.TotalParameters()
 	l := c.Layout
 	rows := c.rankRows()
 	microBatches := (rows + c.MicroBatchSize - 1) / c.MicroBatchSize
 	perStep := int64(c.BatchSize) * int64(p.SequenceLength)
 	return Summary{
-		Config: c, Plan: p.Fingerprint(), Device: device,
+		Config: c, Plan: p.Fingerprint(), Device: name,
 		Parameters: n, ActiveParameters: c.Model.ActiveParameters(),
 		TokensPerStep: perStep, TotalTokens: perStep * c.Steps,
 		FLOPsPerToken: c.Model.FLOPsPerToken(p.SequenceLength),
 		MicroBatches:  microBatches, Bubble: pipeline.Bubble(l.PP, microBatches),
-		Memory: c.memory(c.MicroBatchSize, p.SequenceLength),
+		Memory: c.memory(c.MicroBatchSize, p.SequenceLength, logitsTokens), logitsTokens: logitsTokens,
 		Groups: c.groups(),
 	}
 }
@@ -146,11 +153,16 @@ func summarize(c Config, p *blend.Plan, device string) Summary {
 // rankRows returns the number of rows of a step on a rank.
 func (c Config) rankRows() int { return c.BatchSize / c.Layout.readers() }
 
+// logitsTokens returns the number of tokens in a block of logits on a device.
+func (c Config) logitsTokens(device xpu.Device) int {
+	return moe.LogitsTokens(c.Model.VocabSize, device.ProductRows(), device.Capacity())
+}
+
 // memory returns the memory of a rank of the largest stage, with micro-batches of the given number
-// of rows.
-func (c Config) memory(rows, sequenceLength int) estimate.Memory {
+// of rows. logitsTokens is the number of tokens in a block of logits, 0 for a processor's.
+func (c Config) memory(rows, sequenceLength, logitsTokens int) estimate.Memory {
 	layout := c.estimateLayout(sequenceLength)
-	layout.MicroBatchSize = rows
+	layout.MicroBatchSize, layout.LogitsTokens = rows, logitsTokens
 	return estimate.RankMemory(c.Model.Config, layout, c.estimateTrainer())
 }
 

@@ -26,13 +26,13 @@ func TestWouldFit(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			s := summarize(c, plan, "a device")
+			s := summarize(c, plan, nil)
 			rows := c.rankRows()
 			now := min(12, rows)
 			needs := func(level moe.Recompute, micro int) int64 {
 				c := c
 				c.Recompute, c.MicroBatchSize = level, micro
-				return summarize(c, plan, "").Memory.Total()
+				return summarize(c, plan, nil).Memory.Total()
 			}
 			levels := []moe.Recompute{moe.RecomputeNone, moe.RecomputeExperts, moe.RecomputeLayers}
 			for share := 0.02; share < 1; share += 0.02 {

@@ -87,6 +87,10 @@ type Device interface {
 	// the same bits.
 	Arithmetic() string
 
+	// ProductRows returns the number of rows of a product that keep the complete device busy, if
+	// the product has some thousand columns.
+	ProductRows() int
+
 	// Threads returns the number of workers of Parallel, including the caller.
 	Threads() int
 

@@ -293,11 +293,11 @@ func (s step) total() (total, error) {
 
 var steps = []step{
 	{name: "7B", model: "mula-7b-a1b", tokens: 8192, passes: 1, sequence: 2048, expertParallel: 1, dataParallel: 3072,
-		headTokens: 256},
+		headTokens: 2048},
 	{name: "20B", model: "mula-20b-a2b", tokens: 4096, passes: 2, sequence: 2048, expertParallel: 12, dataParallel: 256,
-		headTokens: 256},
+		headTokens: 2048},
 	{name: "220B", model: "mula-220b-a10b", tokens: 4096, passes: 2, sequence: 2048, expertParallel: 12,
-		dataParallel: 32, headTokens: 256},
+		dataParallel: 32, headTokens: 2048},
 }
 
 // tables returns a table of all kernels of all steps, and a table of the totals.
@@ -336,11 +336,11 @@ func tables() (string, error) {
 		}{
 			{"bf16, attention without dpas", s.with(func(s *step) { s.portable = true })},
 			{"bf16, without 2D block loads", s.with(func(s *step) { s.packed = true })},
+			{"bf16, logits in blocks of 256 tokens", s.with(func(s *step) { s.headTokens = 256 })},
 			{"bf16", s},
-			{"bf16, logits in blocks of 2,048 tokens (not done)", s.with(func(s *step) { s.headTokens = 2048 })},
+			{"bf16_mixed, logits in blocks of 256 tokens",
+				s.with(func(s *step) { s.headTokens, s.halfWeights = 256, true })},
 			{"bf16_mixed", s.with(func(s *step) { s.halfWeights = true })},
-			{"bf16_mixed, logits in blocks of 2,048 tokens (not done)",
-				s.with(func(s *step) { s.headTokens, s.halfWeights = 2048, true })},
 		} {
 			sum, err := variant.step.total()
 			if err != nil {

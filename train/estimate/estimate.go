@@ -99,6 +99,9 @@ func Compute(in Input) (*Result, error) {
 		return nil, err
 	}
 	onHosts := in.Layout
+	if onHosts.LogitsTokens == 0 {
+		onHosts.LogitsTokens = in.Machine.logitsTokens(in.Config.VocabSize)
+	}
 	if in.collectives() == relayed {
 		onHosts.perHost = int(in.Machine.RanksPerNode.Value)
 	}

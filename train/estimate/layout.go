@@ -44,6 +44,9 @@ type Layout struct {
 	Recompute      moe.Recompute `json:"recompute"` // experts is level 1 of Optimus, layers is level 7
 	Activations    xpu.DType     `json:"-"`         // of mula; see [moe.Model.SetActivations]
 	Documents      bool          `json:"-"`         // attention is restricted to documents
+	// of a block of logits, see [moe.LogitsTokens]; 0 means the machine's in an estimate, and
+	// otherwise a processor's
+	LogitsTokens int `json:"-"`
 
 	Background bool `json:"-"` // checkpoint.background
 	Sources    int  `json:"-"` // of the plan; 0 means 1

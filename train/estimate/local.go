@@ -37,6 +37,7 @@ func Local(ctx context.Context, ranks, threads int) (Machine, error) {
 		Name:              LocalName,
 		RanksPerNode:      Figure{float64(ranks), Derived, "all ranks are in one process"},
 		ComputeEfficiency: Figure{0.5, Assumed, "rate of a model's passes, relative to large products"},
+		ProductRows:       Figure{256, Derived, "of mula's processor kernels"},
 		NodeEfficiency:    Figure{1, Derived, "node_link was measured with a collective"},
 		Network:           Figure{1, Derived, "not used: all ranks are in one process"},
 		NetworkEfficiency: Figure{1, Derived, "not used: all ranks are in one process"},

@@ -9,6 +9,7 @@ import (
 
 	"mula/internal/strictyaml"
 	"mula/internal/suggest"
+	"mula/moe"
 )
 
 // Kind is the origin of a figure.
@@ -58,6 +59,9 @@ type Machine struct {
 	GlobalNetwork Figure `yaml:"global_network" json:"global_network"`
 	// seconds per message, in addition to the transfer of its bytes
 	Latency Figure `yaml:"latency" json:"latency"`
+	// rows of a product that keep a rank's device busy, which determine blocks of logits: see
+	// [moe.LogitsTokens]
+	ProductRows Figure `yaml:"product_rows" json:"product_rows"`
 }
 
 // Aurora is the machine at Argonne that trained the Mula models. A rank is a tile of a GPU.
@@ -94,6 +98,9 @@ var Aurora = Machine{
 	GlobalNetwork: Figure{130e9, Derived,
 		"1.38 PB/s between the 166 groups (a summary of https://arxiv.org/abs/2512.04291), divided by 10,624 nodes"},
 	Latency: Figure{10e-6, Assumed, "a message between buffers of two GPUs, with the library's own work"},
+	ProductRows: Figure{2048, Derived,
+		"a product of 2,048 columns has two of mula's tiles of 128 × 256 for each of a tile's 64 Xe-cores (Intel at " +
+			"Hot Chips 34, 2022)"},
 }
 
 // fields returns the figures of a machine and their names in the file.
@@ -112,8 +119,20 @@ func (m *Machine) fields() (names []string, figures []*Figure) {
 }
 
 // optional lists the figures that a file may omit. Without groups, the full network rate is
-// available between all nodes.
-var optional = []string{"nodes_per_group", "global_network"}
+// available between all nodes. Without product_rows, a rank's device is a GPU.
+var optional = []string{"nodes_per_group", "global_network", "product_rows"}
+
+// gpuRows is product_rows of a GPU.
+const gpuRows = 2048
+
+// logitsTokens returns the number of tokens in a block of logits.
+func (m *Machine) logitsTokens(vocabulary int) int {
+	rows := int(m.ProductRows.Value)
+	if rows == 0 {
+		rows = gpuRows
+	}
+	return moe.LogitsTokens(vocabulary, rows, int64(m.Memory.Value))
+}
 
 // LoadMachine reads a machine from the YAML file at path. A figure without a kind is assumed.
 // Errors name file and line.
@@ -175,12 +194,18 @@ func (m *Machine) check() (name string, err error) {
 		case names[i] == "ranks_per_node":
 			low, high, open = 1, 1<<20, false
 		}
+		if names[i] == "product_rows" {
+			high = 1 << 20
+		}
 		if !(f.Value >= low && f.Value <= high) || open && f.Value == low {
 			return names[i], fmt.Errorf("%s is %g; it must be above %g and at most %g", names[i], f.Value, low, high)
 		}
 	}
 	if r := m.RanksPerNode.Value; r != math.Trunc(r) {
 		return "ranks_per_node", fmt.Errorf("ranks_per_node is %g; it must be a whole number", r)
+	}
+	if r := m.ProductRows.Value; r != math.Trunc(r) {
+		return "product_rows", fmt.Errorf("product_rows is %g; it must be a whole number", r)
 	}
 	if m.NodesPerGroup.Value > 0 && m.GlobalNetwork.Value == 0 {
 		return "nodes_per_group", fmt.Errorf("nodes_per_group is %g, but global_network is missing; set both or "+

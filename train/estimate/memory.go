@@ -35,12 +35,6 @@ func (m Memory) Buffers() int64 { return m.Activations + m.Exchange }
 // Model is the memory of weights, gradients and optimizer state.
 func (m Memory) Model() int64 { return m.Weights + m.Gradients + m.Optimizer }
 
-// The scratch memory for logits, as in package moe.
-const (
-	logitsElements = 1 << 22 // elements of a block of logits, and at least logitsTokens tokens
-	logitsTokens   = 256
-)
-
 // RankMemory returns the memory of a rank of the stage that needs the most.
 func RankMemory(c moe.Config, l Layout, t Trainer) Memory {
 	var most Memory
@@ -72,7 +66,8 @@ func StageMemory(c moe.Config, l Layout, t Trainer, i int) Memory {
 		m.Exchange, m.HostOnly = sums+stageBytes(c, l, t)+roundedBytes(c, l, t, s), m.HostOnly+sums+m.Checkpoint
 		pass := c.Memory(moe.Pass{Rows: l.microBatch(), SequenceLength: l.SequenceLength,
 			SequenceRanks: l.sequenceRanks(), Recompute: l.Recompute, Activations: l.Activations,
-			Documents: l.Documents, Shape: l.Shape, Dispatch: l.Dispatch, Stage: i, InFlight: inFlight})
+			Documents: l.Documents, LogitsTokens: l.LogitsTokens,
+			Shape: l.Shape, Dispatch: l.Dispatch, Stage: i, InFlight: inFlight})
 		m.Activations, m.HostOnly = pass.Buffers, m.HostOnly+pass.OnHost
 		return m
 	}
@@ -80,8 +75,8 @@ func StageMemory(c moe.Config, l Layout, t Trainer, i int) Memory {
 	rotation := int64(l.SequenceLength) * int64(c.HeadDim()) // for each position
 	m.Activations = int64(t.Activations) * (int64(inFlight)*tokens*saved + tokens*scratch + rotation)
 	if s.Head {
-		m.Activations += int64(t.Activations) * min(tokens, max(logitsElements/int64(c.VocabSize),
-			logitsTokens)) * int64(c.VocabSize)
+		m.Activations += int64(t.Activations) * min(tokens, int64(moe.LogitsTokens(c.VocabSize, 0,
+			0))) * int64(c.VocabSize)
 	}
 	switch {
 	case l.Size(comm.EP) > 1 && l.Dispatch == moe.AllGather:

@@ -45,6 +45,9 @@ func NewHost(threads int, device xpu.Products) *Host {
 // Close stops the workers after their current work. A method called after Close panics.
 func (h *Host) Close() { h.pool.close() }
 
+// ProductRows returns 256: the workers divide the columns of a product, too.
+func (h *Host) ProductRows() int { return 256 }
+
 // Threads returns the number of workers, including the caller of a method.
 func (h *Host) Threads() int { return h.pool.size + 1 }
 

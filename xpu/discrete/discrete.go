@@ -73,6 +73,9 @@ func (d *Device) Precision() xpu.Precision { return d.inner.Precision() }
 // Arithmetic returns the inner device's arithmetic, because the bits are the same.
 func (d *Device) Arithmetic() string { return d.inner.Arithmetic() }
 
+// ProductRows returns the inner device's number of rows.
+func (d *Device) ProductRows() int { return d.inner.ProductRows() }
+
 // Threads returns the inner device's number of threads.
 func (d *Device) Threads() int { return d.inner.Threads() }
 

@@ -338,6 +338,15 @@ func (d *Device) Arithmetic() string {
 	return name
 }
 
+// ProductRows returns 2048 on a GPU: with 2,048 columns, a product has 128 tiles of 128 × 256 on
+// Ponte Vecchio, and 64 Xe-cores compute a tile each. It returns 256 on a processor.
+func (d *Device) ProductRows() int {
+	if d.shape.processor {
+		return 256
+	}
+	return 2048
+}
+
 // Threads returns the number of host threads.
 func (d *Device) Threads() int { return d.threads.Threads() }
 
