@@ -600,7 +600,7 @@ func (c Config) Validate() error {
 		errs = append(errs, strictyaml.Invalid("layout.gradients", "is %q, but with precision: %s gradients are %s "+
 			"in memory; allowed: %[3]s", gradients, c.Precision, xpu.BFloat16))
 	}
-	if c.Precision.Gradients() == xpu.BFloat16 && c.Optimizer.Name.OnHost() {
+	if c.Precision.Gradients() == xpu.BFloat16 && c.Optimizer.Name.NeedsWholeTensors() {
 		errs = append(errs, strictyaml.Invalid("precision", "is %q, but %s needs float32 gradients; use %s",
 			c.Precision, c.Optimizer.Name, xpu.BF16Mixed))
 	}

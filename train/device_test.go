@@ -12,6 +12,7 @@ import (
 	"mula/internal/longtest"
 	"mula/train/checkpoint"
 	"mula/train/devices"
+	"mula/train/optimizer"
 	"mula/xpu"
 	"mula/xpu/cpu"
 	"mula/xpu/opencl"
@@ -121,6 +122,43 @@ func TestMixedOpenCL(t *testing.T) {
 			}
 			if got.Weights != first.Weights || got.LastLoss != first.LastLoss || got.Weights == want.Weights {
 				t.Errorf("%s, %s: %+v, want %+v", precision, scheme, got, first)
+			}
+		}
+	}
+}
+
+// LAMB and Muon follow the losses of the CPU on an OpenCL device, with measured changes. Runs there
+// have the same bits twice. Two ranks leave the same bits with all schemes.
+func TestTensorOptimizersOpenCL(t *testing.T) {
+	longtest.SkipIfShort(t)
+	useOpenCL(t)
+	plan := makePlan(t, t.TempDir(), "plan.json", "")
+	for _, name := range []optimizer.Name{optimizer.Lamb, optimizer.Muon} {
+		yaml := crashConfig + "steps: 4\nevaluate: {every: 0}\nlog: {update_ratio_every: 1}\n" + optimizerYAML(name)
+		const device = "device: opencl\n"
+		cpu, single, again := testConfig(t, plan, yaml), testConfig(t, plan, yaml+device),
+			testConfig(t, plan, yaml+device)
+		mustRun(t, cpu, Options{})
+		want := mustRun(t, single, Options{})
+		if got := mustRun(t, again, Options{}); got.Weights != want.Weights {
+			t.Errorf("%s: other weights the second time", name)
+		}
+		for _, metric := range []string{"loss", "grad_norm"} {
+			d := apart(t, metricsOf(t, cpu.Output), metricsOf(t, single.Output), metric)
+			t.Logf("%s: %s differs from the CPU's by %.2g", name, metric, d)
+			if !(d <= 1e-3) {
+				t.Errorf("%s: %s differs from the CPU's by %.2g", name, metric, d)
+			}
+		}
+		var first Result
+		for i, scheme := range schemes {
+			c := testConfig(t, plan, yaml+device+fmt.Sprintf("layout: {expert_dp: 2, optimizer: %s}\n", scheme))
+			got := mustRun(t, c, Options{})
+			if i == 0 {
+				first = got
+			}
+			if got.Weights != first.Weights || got.LastLoss != first.LastLoss {
+				t.Errorf("%s, %s: %+v, want %+v", name, scheme, got, first)
 			}
 		}
 	}

@@ -82,7 +82,7 @@ func TestRunApart(t *testing.T) {
 		cases[string(name)+" mixed"] = struct{ plan, config string }{plan, crashConfig + often +
 			precision(xpu.BF16Mixed) + yaml +
 			fmt.Sprintf("layout: {expert_dp: 2, ep: 2, optimizer: %s}\n", schemes[i%len(schemes)])}
-		if !name.OnHost() {
+		if !name.NeedsWholeTensors() {
 			cases[string(name)+" compact"] = struct{ plan, config string }{plan, crashConfig + often +
 				precision(xpu.BF16Compact) + yaml + "layout: {expert_dp: 2, ep: 2}\n"}
 		}

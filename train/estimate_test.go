@@ -237,7 +237,7 @@ func TestMemoryIsMeasured(t *testing.T) {
 					l.Optimizer = estimate.Scheme(scheme)
 					more := fmt.Sprintf("steps: 2\nrecompute: %s\nprecision: %s\n", recompute, precision)
 					name := []optimizer.Name{optimizer.AdamW, optimizer.Muon, optimizer.Lion}[(i+j+k)%3]
-					if name.OnHost() && xpu.Precision(precision).Gradients() == xpu.BFloat16 {
+					if name.NeedsWholeTensors() && xpu.Precision(precision).Gradients() == xpu.BFloat16 {
 						name = optimizer.ScheduleFreeAdamW
 						more += "schedule: {name: constant}\n"
 					}

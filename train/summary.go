@@ -187,15 +187,12 @@ func (c Config) estimateTrainer() estimate.Trainer {
 	if threads == 0 {
 		threads = runtime.GOMAXPROCS(0)
 	}
-	tensors, _ := name.State("", nil)
+	tensors := name.State("", nil)
 	bytes := c.Optimizer.MomentBytes()
 	t.MomentBytes = bytes
 	t.Averages = name.Averages()
 	t.Whole, t.State, t.Scratch = name.NeedsWholeTensors(), bytes*tensors, name.ScratchBytes(c.Model.Config, threads)
-	t.TensorState = func(tensor string, shape []int) (perWeight int, onHost bool) {
-		tensors, onHost := name.State(tensor, shape)
-		return bytes * tensors, onHost
-	}
+	t.TensorState = func(tensor string, shape []int) int { return bytes * name.State(tensor, shape) }
 	if c.Precision.Weights() == xpu.BFloat16 {
 		t = t.Mixed(c.Precision, c.Layout.sent())
 	}

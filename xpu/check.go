@@ -83,6 +83,20 @@ func CheckAdded(dst, x, y Tensor) {
 	check("Add", "y", y, Float32, dst.shape[:dst.rank]...)
 }
 
+// CheckCombined panics unless the arguments of [Layers.Combine] are valid.
+func CheckCombined(dst, x, y Tensor, c float32) {
+	const name = "Combine"
+	checkRank(name, "dst", dst, Float32, 2)
+	check(name, "dst", dst, Float32, dst.shape[:2]...)
+	check(name, "x", x, Float32, dst.shape[:2]...)
+	if y.Present() {
+		check(name, "y", y, Float32, dst.shape[:2]...)
+	}
+	if c != 0 && dst.shape[0] != dst.shape[1] {
+		panic(fmt.Sprintf("xpu: %s: a matrix of shape %v has no diagonal", name, dst.Shape()))
+	}
+}
+
 // CheckEmbed panics unless the arguments of [Layers.Embed] are valid.
 func CheckEmbed(dst, table, ids Tensor) {
 	checkRows("Embed", dst, number(dst), table, number(table), ids)

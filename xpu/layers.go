@@ -33,6 +33,10 @@ type Layers interface {
 	Copy(dst, x Tensor)
 	Add(dst, x, y Tensor)
 
+	// Combine sets the matrix dst [m, n] to a·x + b·y, or without y to a·x. If c is not 0, the
+	// matrix must be square, and c is then added to its diagonal. dst may be x, but not y.
+	Combine(dst, x, y Tensor, a, b, c float32)
+
 	// Embed sets row t of dst [T, width] to row ids[t] of table [·, width].
 	Embed(dst, table, ids Tensor)
 

@@ -162,6 +162,17 @@ func (o Muon) Update() Update {
 	return Update{Rule: "muon", States: 1, Keep: 1, ReplacesGrad: true, Constants: k}
 }
 
+// Move moves weights along their gradients, which [Lamb] or [Muon] has replaced with directions. M
+// is not changed:
+//
+//	p ← p·Keep + gradient·Scale
+type Move struct{ Keep, Scale float32 }
+
+// Update returns the step as an update.
+func (o Move) Update() Update {
+	return Update{Rule: "move", States: 1, Keep: 1, Constants: [UpdateConstants]float32{1, o.Keep, o.Scale}}
+}
+
 // ScheduleFreeAdamW is a step of schedule-free AdamW (Defazio et al. 2024, arXiv 2405.15682). The
 // weights are y, at which the gradient was computed, and m is z:
 //

@@ -162,14 +162,13 @@ type Trainer struct {
 	MomentBytes int    `json:"-"`                // of an element of TensorState; 0 means 4
 	Master      bool   `json:"master"`           // the state has a float32 copy of the weight
 	Activations int    `json:"activation_bytes"` // of an element of a hidden state, stored or sent
-	Whole       bool   `json:"-"`                // one rank updates the whole tensor: Muon, LAMB
+	Whole       bool   `json:"-"`                // one rank updates the complete tensor: Muon, LAMB
 	// mula: buffers, and traffic in addition to hidden states, are counted exactly
 	Own bool `json:"-"`
 
 	// TensorState returns the bytes of the optimizer's state per weight of a tensor, without a
-	// master, and whether the state is in host memory on every device. Nil means State bytes, on
-	// the device.
-	TensorState func(name string, shape []int) (bytes int, onHost bool) `json:"-"`
+	// master. Nil means State bytes.
+	TensorState func(name string, shape []int) int `json:"-"`
 
 	// the model of a checkpoint has averages of the weights, and the state has the weights
 	Averages bool `json:"-"`

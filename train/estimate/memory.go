@@ -54,7 +54,7 @@ func StageMemory(c moe.Config, l Layout, t Trainer, i int) Memory {
 	m := Memory{
 		Weights: n * int64(t.Weights), Gradients: n * int64(t.accumulated()),
 	}
-	m.Optimizer, m.HostOnly = stateBytes(c, l, t, s, i)
+	m.Optimizer = stateBytes(c, l, t, s, i)
 	tokens := int64(l.microBatch()) * int64(l.rowTokens())
 	hidden := tokens * int64(c.HiddenSize) * int64(t.Activations)
 	inFlight := min(l.Size(comm.PP)-i, l.MicroBatches()) // 1F1B: micro-batches between their forward and backward pass
@@ -63,7 +63,7 @@ func StageMemory(c moe.Config, l Layout, t Trainer, i int) Memory {
 		if l.Background {
 			m.Checkpoint = over(savedBytes(c, t), int64(l.Ranks()))
 		}
-		m.Exchange, m.HostOnly = sums+stageBytes(c, l, t)+roundedBytes(c, l, t, s), m.HostOnly+sums+m.Checkpoint
+		m.Exchange, m.HostOnly = sums+stageBytes(c, l, t)+roundedBytes(c, l, t, s), sums+m.Checkpoint
 		pass := c.Memory(moe.Pass{Rows: l.microBatch(), SequenceLength: l.SequenceLength,
 			SequenceRanks: l.sequenceRanks(), Recompute: l.Recompute, Activations: l.Activations,
 			Documents: l.Documents, LogitsTokens: l.LogitsTokens,
@@ -87,28 +87,25 @@ func StageMemory(c moe.Config, l Layout, t Trainer, i int) Memory {
 	return m
 }
 
-// stateBytes returns the memory of the optimizer's state and scratch on a rank of stage i, and the
-// part that is in host memory on every device. Ranks may differ by a few blocks.
-func stateBytes(c moe.Config, l Layout, t Trainer, s Stage, i int) (bytes, onHost int64) {
+// stateBytes returns the memory of the optimizer's state and scratch on a rank of stage i. Ranks
+// may differ by a few blocks.
+func stateBytes(c moe.Config, l Layout, t Trainer, s Stage, i int) int64 {
 	if t.TensorState == nil {
-		return t.Scratch + int64(float64(t.State)*Stepped(s.Replicated, s.Divided, l)+0.5), 0
+		return t.Scratch + int64(float64(t.State)*Stepped(s.Replicated, s.Divided, l)+0.5)
 	}
-	var sums [2][2]int64 // [replicated, expert] tensors × [device, host]
+	var replicated, experts int64
 	for _, tensor := range c.StageTensors(i, l.Size(comm.PP)) {
 		if !moe.Trained(tensor.Name) {
 			continue
 		}
-		kind, location := 0, 0
-		if moe.OfExpert(tensor.Name) {
-			kind = 1
-		}
-		perWeight, onHost := t.TensorState(tensor.Name, tensor.Shape)
-		if onHost {
-			location = 1
-		}
-		sums[kind][location] += tensor.Elements() * int64(perWeight)
+		perWeight := t.TensorState(tensor.Name, tensor.Shape)
 		if t.Master {
-			sums[kind][0] += tensor.Elements() * masterBytes
+			perWeight += masterBytes
+		}
+		if bytes := tensor.Elements() * int64(perWeight); moe.OfExpert(tensor.Name) {
+			experts += bytes
+		} else {
+			replicated += bytes
 		}
 	}
 	replicas, data := 1, 1 // ranks that share the update of an expert weight, and of a replicated weight
@@ -118,11 +115,7 @@ func stateBytes(c moe.Config, l Layout, t Trainer, s Stage, i int) (bytes, onHos
 	case EPSO:
 		replicas, data = l.Size(comm.Replicas), l.Size(comm.Data)
 	}
-	own := func(location int) int64 {
-		return over(sums[0][location], int64(data)) + over(over(sums[1][location], int64(l.Size(comm.EP))),
-			int64(replicas))
-	}
-	return t.Scratch + own(0) + own(1), own(1)
+	return t.Scratch + over(replicated, int64(data)) + over(over(experts, int64(l.Size(comm.EP))), int64(replicas))
 }
 
 // savedBytes returns the size of a model's weights and their state in a checkpoint, as float32.
@@ -132,7 +125,7 @@ func savedBytes(c moe.Config, t Trainer) (bytes int64) {
 		if !moe.Trained(tensor.Name) {
 			perWeight = 4
 		} else if t.TensorState != nil {
-			state, _ := t.TensorState(tensor.Name, tensor.Shape)
+			state := t.TensorState(tensor.Name, tensor.Shape)
 			if t.MomentBytes > 0 {
 				state = state / t.MomentBytes * 4
 			}

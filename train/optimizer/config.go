@@ -242,23 +242,17 @@ func (c Config) moments() xpu.DType {
 func (c Config) MomentBytes() int { return c.moments().Bytes() }
 
 // NeedsWholeTensors reports whether an update needs complete tensors, which ranks cannot divide.
-func (n Name) NeedsWholeTensors() bool { return specs[n].whole }
-
-// OnHost reports whether the host updates some parameters, whose gradients must then be float32.
-func (n Name) OnHost() bool {
+// Their gradients must be float32, because updates are computed in their memory.
+func (n Name) NeedsWholeTensors() bool {
 	spec := specs[n]
-	return spec != nil && spec.onHost != nil
+	return spec != nil && spec.whole != nil
 }
 
 // Averages reports whether evaluation uses averages of the weights; see [Optimizer.Average].
 func (n Name) Averages() bool { return specs[n].averages }
 
-// State returns the number of tensors in the state of a parameter, and reports whether the host
-// updates the parameter and has its state.
-func (n Name) State(parameter string, shape []int) (tensors int, onHost bool) {
-	spec := specs[n]
-	return len(spec.state(parameter, shape)), spec.updatesOnHost(parameter, shape)
-}
+// State returns the number of tensors in the state of a parameter.
+func (n Name) State(parameter string, shape []int) int { return len(specs[n].state(parameter, shape)) }
 
 // ScratchBytes returns the bytes of device memory for intermediate results.
 func (n Name) ScratchBytes(m moe.Config, threads int) int64 {

@@ -5,7 +5,6 @@ import (
 	"math"
 
 	"mula/xpu"
-	"mula/xpu/cpu"
 )
 
 // Lamb is LAMB: see lamb.
@@ -14,8 +13,7 @@ const Lamb Name = "lamb"
 var _ = register(Lamb, spec{
 	defaults: Config{Betas: []float64{0.9, 0.999}, Epsilon: new(1e-6), WeightDecay: new(0.01)},
 	state:    func(string, []int) []string { return []string{"exp_avg", "exp_avg_sq"} },
-	onHost:   func(string, []int) bool { return true },
-	whole:    true,
+	whole:    func(string, []int) bool { return true },
 	rule: func(config Config, _ int64, o *Optimizer) (rule, error) {
 		return &lamb{config: config, trust: make([]float64, len(o.parameters))}, nil
 	},
@@ -28,57 +26,54 @@ var _ = register(Lamb, spec{
 //	m ← β₁m + (1−β₁)g;   v ← β₂v + (1−β₂)g²;   u = m̂/(√v̂ + ε) + λp;   p ← p − η·(‖p‖/‖u‖)·u
 //
 // Where one of the norms is 0, the quotient is 1. You et al. 2020 (arXiv 1904.00962, algorithm 2).
+// A norm is computed like [Optimizer.GradientNorm], from the parameter's blocks.
 // Reference: timm.optim.Lamb of timm 1.0.31 with always_adapt=True and max_grad_norm=None, as
 // clipping is done before.
 type lamb struct {
-	config Config
-	steps  []xpu.Update // of each group
-	rate   float64
-	trust  []float64 // of each parameter
-	norms  []ratio   // sums of squares of u and p, one for each block
-
-	prepareOne func(i int)
+	config  Config
+	rate    float64
+	trust   []float64       // of each parameter
+	moments [][]xpu.Moments // of the parameters of each group; nil before the first update
+	updates []float64       // sum of squares of u, and of p, for each block
+	weights []float64
 }
 
-// begin replaces the gradients by u.
-func (r *lamb) begin(_ context.Context, o *Optimizer, learningRate, gradScale float64) error {
-	if r.prepareOne == nil {
-		r.norms = make([]ratio, len(o.blocks))
-		r.prepareOne = func(i int) {
-			b := o.blocks[i]
-			h := o.host[b.tensor]
-			weight, grad := h.weight[b.begin:b.end], h.grad[b.begin:b.end]
-			cpu.Update(r.steps[o.group[b.tensor]], weight, grad, o.hostState(b.tensor, 0, b.begin, b.end),
-				o.hostState(b.tensor, 1, b.begin, b.end))
-			r.norms[i] = ratio{cpu.SumSquares(grad), cpu.SumSquares(weight)}
+// begin replaces the gradients with u.
+func (r *lamb) begin(ctx context.Context, o *Optimizer, learningRate, gradScale float64) error {
+	if r.moments == nil {
+		r.moments = make([][]xpu.Moments, len(o.settings))
+		for _, u := range o.tensors {
+			g := o.group[u.parameter]
+			r.moments[g] = append(r.moments[g], u.moments...)
 		}
+		r.updates, r.weights = make([]float64, len(o.blocks)), make([]float64, len(o.blocks))
 	}
 	r.rate = learningRate
-	r.steps = r.steps[:0]
-	for _, s := range o.settings {
-		r.steps = append(r.steps, xpu.Lamb{
+	for i, s := range o.settings {
+		o.device.Update(xpu.Lamb{
 			Beta1: r.config.Betas[0], Beta2: r.config.Betas[1], Epsilon: *r.config.Epsilon, WeightDecay: s.WeightDecay,
 			Step: o.Updates, GradScale: gradScale,
-		}.Update())
+		}.Update(), r.moments[i], nil, nil)
 	}
-	o.device.Parallel(len(o.blocks), r.prepareOne)
-	var sum ratio
-	for i, b := range o.blocks {
-		sum.update += r.norms[i].update
-		sum.weight += r.norms[i].weight
-		if b.end < len(o.host[b.tensor].weight) {
-			continue
+	o.device.SumSquares(o.gradients, r.updates)
+	o.device.SumSquares(o.weights, r.weights)
+	if err := o.device.Wait(ctx); err != nil {
+		return err
+	}
+	for _, u := range o.tensors {
+		var update, weight float64
+		for i := u.first; i < u.end; i++ {
+			update += r.updates[i]
+			weight += r.weights[i]
 		}
-		r.trust[b.tensor] = 1
-		if sum.update > 0 && sum.weight > 0 {
-			r.trust[b.tensor] = math.Sqrt(sum.weight) / math.Sqrt(sum.update)
+		r.trust[u.parameter] = 1
+		if update > 0 && weight > 0 {
+			r.trust[u.parameter] = math.Sqrt(weight) / math.Sqrt(update)
 		}
-		sum = ratio{}
 	}
 	return nil
 }
 
-func (r *lamb) updateHost(o *Optimizer, p, begin, end int) {
-	cpu.Axpy(o.host[p].weight[begin:end], float32(-r.rate*o.settings[o.group[p]].RateScale*r.trust[p]),
-		o.host[p].grad[begin:end])
+func (r *lamb) move(o *Optimizer, p int) xpu.Move {
+	return xpu.Move{Keep: 1, Scale: float32(-r.rate * o.settings[o.group[p]].RateScale * r.trust[p])}
 }

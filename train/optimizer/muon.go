@@ -8,7 +8,6 @@ import (
 
 	"mula/moe"
 	"mula/xpu"
-	"mula/xpu/cpu"
 )
 
 // Muon is Muon: see muon.
@@ -27,8 +26,7 @@ var _ = register(Muon, spec{
 		}
 		return []string{"exp_avg", "exp_avg_sq"}
 	},
-	onHost:  orthogonalized,
-	whole:   true,
+	whole:   orthogonalized,
 	scratch: muonScratchBytes,
 	rule: func(config Config, _ int64, o *Optimizer) (rule, error) {
 		return newMuon(config, o)
@@ -46,9 +44,9 @@ var _ = register(Muon, spec{
 //	s = 0.2·√max(m, n)      AdjustMatchRMSAdamW (Liu et al. 2025, arXiv 2502.16982)
 //	s = √max(1, m/n)        AdjustOriginal
 //
-// ‖·‖ is the Frobenius norm. The device computes the products for X in its precision. For m > n the
-// factors have the other order, so that A is the smaller square. The host computes the rest of X,
-// and b. The device updates the parameters of AdamW.
+// ‖·‖ is the Frobenius norm, computed like [Optimizer.GradientNorm]. The device computes the
+// products for X in its precision, and everything else in float32. For m > n the factors have the
+// other order, so that A is the smaller square.
 //
 // Jordan et al. 2024 (kellerjordan.github.io/posts/muon). Reference: torch.optim.Muon of torch
 // 2.15.0, which computes X in bfloat16.
@@ -56,19 +54,27 @@ type muon struct {
 	config       Config
 	device       xpu.Device
 	rest         *adamW
-	inside       []bool    // which parameters are orthogonalized
-	large, small []int     // orthogonalized parameters, by size
-	norms        []float64 // ‖u‖² of each parameter
+	large, small []matrix
 	scale        []float64 // η·s of each parameter
 	keep         []float32 // 1 − η·λ of each group
-	momentum     xpu.Update
+
+	// of all matrices; nil before the first update
+	moments   []xpu.Moments
+	gradients []xpu.Tensor
+	sums      []float64 // sum of squares of u for each block
+	norms     []float64 // ‖u‖² of each parameter
 
 	largeScratch *muonScratch
 	scratch      chan *muonScratch // one for each worker
-	failed       []error           // of each small matrix
-	ctx          context.Context   // of the current update
 
-	momentumOne, smallOne func(i int)
+	smallOne func(i int)
+}
+
+// A matrix is a parameter that is orthogonalized.
+type matrix struct {
+	parameter     int
+	rows, columns int
+	grad          xpu.Tensor // [rows, columns]
 }
 
 // muonLarge is the smallest number of elements of a matrix that uses all workers. Smaller matrices
@@ -76,35 +82,23 @@ type muon struct {
 const muonLarge = 1 << 20
 
 // muonScratch is the scratch memory for the orthogonalization of one matrix: another matrix of its
-// shape, and two squares, in device memory. Its functions are created once, so that a step does not
-// allocate.
-type muonScratch struct {
-	x, a, b xpu.Tensor   // memory
-	buffers [3][]float32 // for X, A and the polynomial on the host, if it does not share memory
-
-	// Of the current matrix, on the host.
-	u, first   []float32 // the input; the initial X, which may be u
-	factor     float32
-	square     []float32 // A
-	polynomial []float32
-	side       int // of both
-
-	beginOne, polynomialOne func(i int)
-}
+// shape, and two squares.
+type muonScratch struct{ x, a, b xpu.Tensor }
 
 // newMuon prepares for the matrices that the optimizer's rank owns.
 func newMuon(config Config, o *Optimizer) (*muon, error) {
 	device, parameters := o.device, o.parameters
-	r := &muon{config: config, device: device, rest: newAdamW(config), inside: make([]bool, len(parameters)),
-		norms: make([]float64, len(parameters)),
+	r := &muon{config: config, device: device, rest: newAdamW(config), norms: make([]float64, len(parameters)),
 		scale: make([]float64, len(parameters))}
 	for i, p := range parameters {
-		_, end, _ := o.Owned(i)
-		r.inside[i] = orthogonalized(p.Name, p.Shape) && end > 0
-		if r.inside[i] && p.Weight.Elements() >= muonLarge {
-			r.large = append(r.large, i)
-		} else if r.inside[i] {
-			r.small = append(r.small, i)
+		if _, end, _ := o.Owned(i); !orthogonalized(p.Name, p.Shape) || end == 0 {
+			continue
+		}
+		m := matrix{i, p.Shape[0], p.Shape[1], p.Grad.Reshape(p.Shape...)}
+		if p.Weight.Elements() >= muonLarge {
+			r.large = append(r.large, m)
+		} else {
+			r.small = append(r.small, m)
 		}
 	}
 	var err error
@@ -114,7 +108,7 @@ func newMuon(config Config, o *Optimizer) (*muon, error) {
 		}
 	}
 	n := min(device.Threads(), len(r.small))
-	r.scratch, r.failed = make(chan *muonScratch, n), make([]error, len(r.small))
+	r.scratch = make(chan *muonScratch, n)
 	for range n {
 		s, err := newMuonScratch(o, r.small)
 		if err != nil {
@@ -126,37 +120,17 @@ func newMuon(config Config, o *Optimizer) (*muon, error) {
 }
 
 // newMuonScratch returns scratch for each of the matrices.
-func newMuonScratch(o *Optimizer, matrices []int) (*muonScratch, error) {
+func newMuonScratch(o *Optimizer, matrices []matrix) (*muonScratch, error) {
 	var elements, side int
-	for _, i := range matrices {
-		p := o.parameters[i]
-		elements, side = max(elements, p.Weight.Elements()), max(side, min(p.Shape[0], p.Shape[1]))
+	for _, m := range matrices {
+		elements, side = max(elements, m.rows*m.columns), max(side, min(m.rows, m.columns))
 	}
 	s := new(muonScratch)
 	var errs [3]error
 	s.x, errs[0] = o.newTensor(xpu.Float32, elements)
 	s.a, errs[1] = o.newTensor(xpu.Float32, side*side)
 	s.b, errs[2] = o.newTensor(xpu.Float32, side*side)
-	s.beginOne, s.polynomialOne = s.beginPiece, s.polynomialPiece
 	return s, errors.Join(errs[:]...)
-}
-
-// beginPiece sets a piece of the first X to u times the factor.
-func (s *muonScratch) beginPiece(i int) {
-	low, high := i*blockSize, min((i+1)*blockSize, len(s.u))
-	copy(s.first[low:high], s.u[low:high])
-	cpu.Scale(s.first[low:high], s.factor)
-}
-
-// polynomialPiece replaces a piece of A² by aI + bA + cA². One more product is the next X.
-func (s *muonScratch) polynomialPiece(i int) {
-	low, high := i*blockSize, min((i+1)*blockSize, len(s.polynomial))
-	cpu.Scale(s.polynomial[low:high], 2.0315)
-	cpu.Axpy(s.polynomial[low:high], -4.775, s.square[low:high])
-	diagonal := s.side + 1
-	for j := (low + diagonal - 1) / diagonal * diagonal; j < high; j += diagonal {
-		s.polynomial[j] += 3.4445
-	}
 }
 
 // orthogonalized reports whether a parameter is a matrix of a layer, except for routers.
@@ -166,86 +140,72 @@ func orthogonalized(name string, shape []int) bool {
 
 func (r *muon) update(s GroupSetting) xpu.Update { return r.rest.update(s) }
 
-// begin replaces the gradients of the matrices by X.
+// begin replaces the gradients of the matrices with X.
 func (r *muon) begin(ctx context.Context, o *Optimizer, learningRate, gradScale float64) error {
 	if err := r.rest.begin(ctx, o, learningRate, gradScale); err != nil {
 		return err
 	}
-	r.ctx = ctx
+	if r.smallOne == nil {
+		blocks := 0
+		for _, u := range o.tensors {
+			r.moments = append(r.moments, u.moments...)
+			r.gradients = append(r.gradients, u.moments[0].Grad)
+			blocks += u.end - u.first
+		}
+		r.sums = make([]float64, blocks)
+		r.smallOne = func(i int) {
+			s := <-r.scratch
+			r.orthogonalize(r.small[i], s)
+			r.scratch <- s
+		}
+	}
+	momentum := xpu.Muon{Momentum: *r.config.Momentum, Nesterov: *r.config.Nesterov, GradScale: gradScale}
+	r.device.Update(momentum.Update(), r.moments, nil, nil)
+	r.device.SumSquares(r.gradients, r.sums)
+	if err := r.device.Wait(ctx); err != nil {
+		return err
+	}
+	sums := r.sums
+	for _, u := range o.tensors {
+		norm := 0.0
+		for _, s := range sums[:u.end-u.first] {
+			norm += s
+		}
+		r.norms[u.parameter], sums = norm, sums[u.end-u.first:]
+	}
+	for _, m := range r.large {
+		r.orthogonalize(m, r.largeScratch)
+	}
+	r.device.Parallel(len(r.small), r.smallOne)
 	r.keep = r.keep[:0]
 	for _, s := range o.settings {
 		r.keep = append(r.keep, float32(1-learningRate*s.RateScale*s.WeightDecay))
 	}
-	r.momentum = xpu.Muon{Momentum: *r.config.Momentum, Nesterov: *r.config.Nesterov, GradScale: gradScale}.Update()
-	if r.smallOne == nil {
-		r.momentumOne = func(i int) {
-			i = o.byHost[i]
-			b := o.blocks[i]
-			h := o.host[b.tensor]
-			u := h.grad[b.begin:b.end]
-			cpu.Update(r.momentum, h.weight[b.begin:b.end], u, o.hostState(b.tensor, 0, b.begin, b.end), nil)
-			o.sums[i] = cpu.SumSquares(u)
-		}
-		r.smallOne = func(i int) {
-			s := <-r.scratch
-			r.failed[i] = r.orthogonalize(r.ctx, o, r.small[i], s, false)
-			r.scratch <- s
-		}
-	}
-	o.device.Parallel(len(o.byHost), r.momentumOne)
-	clear(r.norms)
-	for _, i := range o.byHost {
-		r.norms[o.blocks[i].tensor] += o.sums[i]
-	}
-	for _, i := range r.large {
-		if err := r.orthogonalize(ctx, o, i, r.largeScratch, true); err != nil {
-			return err
-		}
-	}
-	o.device.Parallel(len(r.small), r.smallOne)
-	if err := errors.Join(r.failed...); err != nil {
-		return err
-	}
-	for i, p := range o.parameters {
-		if !r.inside[i] {
-			continue
-		}
-		rows, columns, rate := float64(p.Shape[0]), float64(p.Shape[1]), learningRate*o.settings[o.group[i]].RateScale
+	for _, u := range o.tensors {
+		p := o.parameters[u.parameter]
+		rows, columns := float64(p.Shape[0]), float64(p.Shape[1])
+		rate := learningRate * o.settings[o.group[u.parameter]].RateScale
 		if r.config.AdjustLearningRate == AdjustOriginal {
-			r.scale[i] = rate * math.Sqrt(max(1, rows/columns))
+			r.scale[u.parameter] = rate * math.Sqrt(max(1, rows/columns))
 		} else {
-			r.scale[i] = rate * 0.2 * math.Sqrt(max(rows, columns))
+			r.scale[u.parameter] = rate * 0.2 * math.Sqrt(max(rows, columns))
 		}
 	}
 	return nil
 }
 
-// orthogonalize replaces u, which is in the memory of a parameter's gradient on the host, by X. If
-// parallel is set, it uses all workers.
-func (r *muon) orthogonalize(ctx context.Context, o *Optimizer, parameter int, s *muonScratch, parallel bool) error {
-	p, u := o.parameters[parameter], o.host[parameter].grad
-	m, n := p.Shape[0], p.Shape[1]
-	pieces := func(elements int, f func(i int)) {
-		count := (elements + blockSize - 1) / blockSize
-		if parallel {
-			r.device.Parallel(count, f)
-			return
-		}
-		for i := range count {
-			f(i)
-		}
-	}
-	grad := p.Grad.Reshape(m, n)
-	x, y := grad, s.x.Rows(0, m*n).Reshape(m, n)
+// orthogonalize replaces u, which is in the memory of a matrix's gradient, with X.
+func (r *muon) orthogonalize(matrix matrix, s *muonScratch) {
+	m, n := matrix.rows, matrix.columns
+	x, y := matrix.grad, s.x.Rows(0, m*n).Reshape(m, n)
 	if *r.config.NewtonSchulzSteps%2 == 1 {
 		x, y = y, x // so that the last X is in the right memory
 	}
-	s.u, s.first, s.factor = u, xpu.HostBuffer(x, &s.buffers[0]), float32(1/max(math.Sqrt(r.norms[parameter]), 1e-7))
-	pieces(m*n, s.beginOne)
-	xpu.SetNumbers(r.device, x, s.first)
-	s.side = min(m, n)
-	square := s.a.Rows(0, s.side*s.side).Reshape(s.side, s.side)
-	polynomial := s.b.Rows(0, s.side*s.side).Reshape(s.side, s.side)
+	none := xpu.Tensor{}
+	r.device.Combine(x, matrix.grad, none, float32(1/max(math.Sqrt(r.norms[matrix.parameter]), 1e-7)), 0, 0)
+	side := min(m, n)
+	square := s.a.Rows(0, side*side).Reshape(side, side)
+	polynomial := s.b.Rows(0, side*side).Reshape(side, side)
 	for range *r.config.NewtonSchulzSteps {
 		if m <= n {
 			r.device.MatMul(square, x, x.T(), xpu.MatMulOptions{})
@@ -253,15 +213,7 @@ func (r *muon) orthogonalize(ctx context.Context, o *Optimizer, parameter int, s
 			r.device.MatMul(square, x.T(), x, xpu.MatMulOptions{})
 		}
 		r.device.MatMul(polynomial, square, square, xpu.MatMulOptions{})
-		var err error
-		if s.square, err = xpu.Numbers(ctx, r.device, square, &s.buffers[1]); err != nil {
-			return err
-		}
-		if s.polynomial, err = xpu.Numbers(ctx, r.device, polynomial, &s.buffers[2]); err != nil {
-			return err
-		}
-		pieces(len(s.polynomial), s.polynomialOne)
-		xpu.SetNumbers(r.device, polynomial, s.polynomial)
+		r.device.Combine(polynomial, polynomial, square, 2.0315, -4.775, 3.4445)
 		if m <= n {
 			r.device.MatMul(y, polynomial, x, xpu.MatMulOptions{})
 		} else {
@@ -269,13 +221,10 @@ func (r *muon) orthogonalize(ctx context.Context, o *Optimizer, parameter int, s
 		}
 		x, y = y, x
 	}
-	return r.device.Read(ctx, u, grad)
 }
 
-func (r *muon) updateHost(o *Optimizer, p, begin, end int) {
-	weight := o.host[p].weight[begin:end]
-	cpu.Scale(weight, r.keep[o.group[p]])
-	cpu.Axpy(weight, float32(-r.scale[p]), o.host[p].grad[begin:end])
+func (r *muon) move(o *Optimizer, p int) xpu.Move {
+	return xpu.Move{Keep: r.keep[o.group[p]], Scale: float32(-r.scale[p])}
 }
 
 // muonScratchBytes returns the bytes of Muon's scratch memory for a model and a number of threads.

@@ -13,17 +13,12 @@ import (
 	"mula/moe"
 	"mula/train/collective"
 	"mula/xpu"
-	"mula/xpu/cpu"
 )
 
 // blockSize is the number of elements of a block, the unit of updates and of sums of squares. The
 // blocks of a tensor start at its first element, so the results do not depend on the number of
 // threads.
 const blockSize = xpu.BlockSize
-
-// measureSize is the number of elements whose old weights are kept at a time to measure changes. It
-// divides blockSize.
-const measureSize = 1 << 12
 
 type block struct {
 	tensor     int
@@ -35,12 +30,8 @@ type block struct {
 const stateChunk = 1 << 26
 
 // An Optimizer updates the weights of a model from their gradients, in float32, block by block.
-// Each NAME.go has one update rule. Rules that treat each element separately run on the
-// device, and their state is in device memory, like weights and gradients. LAMB, and the matrices
-// of Muon, are updated on the host, on all workers of the device, and their state is there. If the
-// device does not share memory with the host, weights and gradients are copied to the host before
-// an update, and the weights are copied back after it.
-// Results do not depend on the number of threads.
+// Each NAME.go has one update rule. All rules run on the device, and their state is in device
+// memory, like weights and gradients. Results do not depend on the number of threads.
 type Optimizer struct {
 	Updates int64 // updates done, t
 
@@ -61,13 +52,8 @@ type Optimizer struct {
 	sums      []float64
 	averaged  bool // see Average
 
-	onDevice []deviceUpdate // updates on the device, by group
-
-	// For updates on the host: the numbers of the blocks, the numbers of the parameters, and the
-	// values of each parameter.
-	byHost []int
-	hosted []int
-	host   []hostValues
+	updates []groupUpdate  // of parameters whose elements are updated separately, by group
+	tensors []tensorUpdate // of parameters that are updated as complete tensors
 
 	// For all blocks of the whole model, in the order of its tensors.
 	first []int     // number of the first block of each tensor, and last the number of all blocks
@@ -82,26 +68,26 @@ type Optimizer struct {
 
 	averaging [2][]float32 // weights and first state of the parameter that Average averages
 
-	updateOne, averageOne func(i int) // created once, so that a step does not allocate
+	averageOne func(i int) // created once, so that a step does not allocate
 }
 
-// hostValues are the weights and gradients of a parameter during its update on the host: the
-// memory of the tensors, or the buffers if the host does not share it.
-type hostValues struct {
-	weight, grad []float32
-	buffers      [2][]float32
-}
-
-// A deviceUpdate is the update of a group's parameters on the device.
-type deviceUpdate struct {
+// A groupUpdate is the update of parameters of a group, each element separately.
+type groupUpdate struct {
 	group   int
 	moments []xpu.Moments
 	blocks  []int        // numbers of its blocks
 	results [2][]float64 // host results: before and change of these blocks
 }
 
+// A tensorUpdate is the update of a parameter as a complete tensor, with the blocks [first, end).
+type tensorUpdate struct {
+	parameter  int
+	moments    []xpu.Moments // one
+	first, end int
+}
+
 // A StateTensor is a tensor of an optimizer's state for one parameter, with a value for each
-// element. It is memory of the device, or of the host if the host updates the parameter.
+// element.
 type StateTensor struct {
 	Name   string     // in optimizer.safetensors, after the parameter's name and a dot
 	Values xpu.Tensor // of one dimension
@@ -117,19 +103,19 @@ type spec struct {
 	// float32, or with [Config.Moments] bfloat16.
 	state func(name string, shape []int) []string
 
-	// onHost reports whether the host updates a parameter, and has its state; nil: it updates none.
-	// The rule is then a [hostRule], and a [deviceRule] if the device updates other parameters.
-	onHost func(name string, shape []int) bool
+	// whole reports whether an update of a parameter needs the complete tensor, which ranks cannot
+	// divide; nil: none does. The rule is then a [tensorRule], and a [elementRule] if other
+	// parameters exist.
+	whole func(name string, shape []int) bool
 
-	whole    bool                                     // an update needs complete tensors, which ranks cannot divide
 	averages bool                                     // the rule is an [averagingRule]
 	scratch  func(m moe.Config, threads int) int64    // bytes of device memory for intermediate results; nil: 0
 	check    func(c Config, s ScheduleConfig) []error // finds settings that the optimizer does not support; nil: none
 	rule     func(config Config, targets int64, o *Optimizer) (rule, error)
 }
 
-func (s *spec) updatesOnHost(name string, shape []int) bool {
-	return s.onHost != nil && s.onHost(name, shape)
+func (s *spec) needsWhole(name string, shape []int) bool {
+	return s.whole != nil && s.whole(name, shape)
 }
 
 var specs = map[Name]*spec{}
@@ -162,25 +148,25 @@ func defaults() map[Name]Config {
 // A rule is the update rule of an optimizer, which its methods get as an argument.
 type rule interface {
 	// begin starts update o.Updates, counted from 1. It may change state and gradients of
-	// parameters that are updated on the host.
+	// parameters that are updated as complete tensors.
 	begin(ctx context.Context, o *Optimizer, learningRate, gradScale float64) error
 }
 
-// A deviceRule updates some parameters on the device, each element separately.
-type deviceRule interface {
+// An elementRule updates some parameters, each element separately.
+type elementRule interface {
 	rule
 
 	// update returns the current update of a group.
 	update(s GroupSetting) xpu.Update
 }
 
-// A hostRule updates parameters on the host: all parameters that the device does not update.
-type hostRule interface {
+// A tensorRule updates some parameters as complete tensors: begin replaces their gradients with the
+// directions of the update.
+type tensorRule interface {
 	rule
 
-	// updateHost updates the elements [begin, end) of the weights of parameter p. Several
-	// goroutines call it at once.
-	updateHost(o *Optimizer, p, begin, end int)
+	// move returns the current move of a parameter along its direction.
+	move(o *Optimizer, parameter int) xpu.Move
 }
 
 // A scalarRule also has scalar state, which is stored in the metadata of optimizer.safetensors.
@@ -231,7 +217,7 @@ func newOptimizer(config Config, targets int64, device xpu.Device, parameters []
 	}
 	o.sums = make([]float64, len(o.blocks))
 	o.before, o.change = make([]float64, len(o.blocks)), make([]float64, len(o.blocks))
-	o.updateOne, o.averageOne = o.updateBlock, o.averageBlock
+	o.averageOne = o.averageBlock
 	return o, nil
 }
 
@@ -243,18 +229,18 @@ func (o *Optimizer) divide(config Config) {
 	}
 }
 
-// makeState allocates the state of all parameters and decides which of them the device updates.
-// It also allocates the masters of bfloat16 weights. moments is the type of state on the device.
+// makeState allocates the state of all parameters and lists their updates. It also allocates the
+// masters of bfloat16 weights. moments is the type of the state.
 // Memory is allocated in chunks of at most most elements; a larger parameter has its own chunk.
 func (o *Optimizer) makeState(most int, moments xpu.DType) error {
-	// elements of each state tensor of a parameter on the device, aligned to cache lines
+	// elements of each state tensor of a parameter, aligned to cache lines
 	each := func(i int) int {
 		low, high, _ := o.Owned(i)
 		return (high - low + 15) &^ 15
 	}
 	room := func(i int, dtype xpu.DType) int {
 		p, tensors := o.parameters[i], 0
-		if dtype == moments && o.updatedOnDevice(p) {
+		if dtype == moments {
 			tensors = len(o.spec.state(p.Name, p.Shape))
 		}
 		if dtype == xpu.Float32 && hasMaster(p) {
@@ -262,13 +248,11 @@ func (o *Optimizer) makeState(most int, moments xpu.DType) error {
 		}
 		return tensors * each(i)
 	}
-	updates := make([]deviceUpdate, len(o.settings))
+	updates := make([]groupUpdate, len(o.settings))
 	// device memory for the next parameters
 	chunks := map[xpu.DType]xpu.Tensor{xpu.Float32: xpu.Of(nil, 0), xpu.BFloat16: xpu.OfHalves(nil, 0)}
-	o.host = make([]hostValues, len(o.parameters))
 	for i, p := range o.parameters {
 		low, high, _ := o.Owned(i)
-		onDevice := o.updatedOnDevice(p)
 		for _, dtype := range []xpu.DType{xpu.Float32, xpu.BFloat16} {
 			n := room(i, dtype)
 			if n == 0 || chunks[dtype].Elements() > 0 {
@@ -294,40 +278,35 @@ func (o *Optimizer) makeState(most int, moments xpu.DType) error {
 		o.weights = append(o.weights, weight)
 		var tensors []StateTensor
 		for _, name := range o.spec.state(p.Name, p.Shape) {
-			if onDevice {
-				tensors = append(tensors, StateTensor{name, next(moments)})
-			} else {
-				tensors = append(tensors, StateTensor{name, xpu.Of(make([]float32, high-low), high-low)})
-			}
+			tensors = append(tensors, StateTensor{name, next(moments)})
 		}
 		o.state = append(o.state, tensors)
 		if low == high {
 			continue
 		}
 		o.gradients = append(o.gradients, grad)
-		update := &updates[o.group[i]]
-		if onDevice {
-			m := xpu.Moments{Weight: weight, Grad: grad, M: tensors[0].Values}
-			if len(tensors) > 1 {
-				m.V = tensors[1].Values
-			}
-			update.moments = append(update.moments, m)
-		} else {
-			o.hosted = append(o.hosted, i)
+		m := xpu.Moments{Weight: weight, Grad: grad, M: tensors[0].Values}
+		if len(tensors) > 1 {
+			m.V = tensors[1].Values
 		}
+		first := len(o.blocks)
 		for begin := low; begin < high; begin += blockSize {
-			if onDevice {
-				update.blocks = append(update.blocks, len(o.blocks))
-			} else {
-				o.byHost = append(o.byHost, len(o.blocks))
-			}
 			o.blocks = append(o.blocks, block{i, begin, min(begin+blockSize, high)})
+		}
+		if o.spec.needsWhole(p.Name, p.Shape) {
+			o.tensors = append(o.tensors, tensorUpdate{i, []xpu.Moments{m}, first, len(o.blocks)})
+			continue
+		}
+		update := &updates[o.group[i]]
+		update.moments = append(update.moments, m)
+		for b := first; b < len(o.blocks); b++ {
+			update.blocks = append(update.blocks, b)
 		}
 	}
 	for group, u := range updates {
 		if n := len(u.blocks); n > 0 {
 			u.group, u.results = group, [2][]float64{make([]float64, n), make([]float64, n)}
-			o.onDevice = append(o.onDevice, u)
+			o.updates = append(o.updates, u)
 		}
 	}
 	return nil
@@ -360,11 +339,6 @@ func (o *Optimizer) WriteWeights(ctx context.Context) error {
 		}
 	}
 	return o.sharding.gatherWeights(ctx)
-}
-
-// updatedOnDevice reports whether the device updates a parameter.
-func (o *Optimizer) updatedOnDevice(p *moe.Parameter) bool {
-	return !o.spec.updatesOnHost(p.Name, p.Shape)
 }
 
 // newTensor allocates device memory for the life of the optimizer.
@@ -451,13 +425,6 @@ func (o *Optimizer) weightsName() string {
 func (o *Optimizer) Owned(parameter int) (begin, end int, writer bool) {
 	r := o.sharding.owned[parameter]
 	return r.begin, r.end, r.writer
-}
-
-// hostState returns state tensor k of the elements [begin, end) of a parameter, which this rank
-// owns and the host updates.
-func (o *Optimizer) hostState(parameter, k, begin, end int) []float32 {
-	low, _, _ := o.Owned(parameter)
-	return o.state[parameter][k].Values.Floats()[begin-low : end-low]
 }
 
 // everywhere gathers a number for each block of the whole model on all ranks, in the order of the
@@ -553,66 +520,37 @@ func (o *Optimizer) Step(ctx context.Context, learningRate, gradScale float64) e
 // update updates the weights that this rank owns.
 func (o *Optimizer) update(ctx context.Context, learningRate, gradScale float64) error {
 	o.Updates++
-	for _, i := range o.hosted {
-		p, h := o.parameters[i], &o.host[i]
-		var err error
-		if h.weight, err = xpu.Numbers(ctx, o.device, o.weights[i], &h.buffers[0]); err != nil {
-			return err
-		}
-		if h.grad, err = xpu.Numbers(ctx, o.device, p.Grad, &h.buffers[1]); err != nil {
-			return err
-		}
-	}
 	if err := o.rule.begin(ctx, o, learningRate, gradScale); err != nil {
 		return err
 	}
-	o.device.Parallel(len(o.byHost), o.updateOne)
-	for _, i := range o.hosted {
-		xpu.SetNumbers(o.device, o.weights[i], o.host[i].weight)
+	for _, u := range o.tensors {
+		var before, change []float64
+		if o.measuring {
+			before, change = o.before[u.first:u.end], o.change[u.first:u.end]
+		}
+		o.device.Update(o.rule.(tensorRule).move(o, u.parameter).Update(), u.moments, before, change)
 	}
-	for i := range o.onDevice {
-		u := &o.onDevice[i]
-		update := o.rule.(deviceRule).update(o.settings[u.group])
+	for i := range o.updates {
+		u := &o.updates[i]
+		update := o.rule.(elementRule).update(o.settings[u.group])
 		if o.measuring {
 			o.device.Update(update, u.moments, u.results[0], u.results[1])
 		} else {
 			o.device.Update(update, u.moments, nil, nil)
 		}
 	}
-	if !o.measuring || len(o.onDevice) == 0 {
+	if !o.measuring {
 		return nil
 	}
 	if err := o.device.Wait(ctx); err != nil {
 		return err
 	}
-	for _, u := range o.onDevice {
+	for _, u := range o.updates {
 		for i, b := range u.blocks {
 			o.before[b], o.change[b] = u.results[0][i], u.results[1][i]
 		}
 	}
 	return nil
-}
-
-// updateBlock updates the i-th block of the host.
-func (o *Optimizer) updateBlock(i int) {
-	i = o.byHost[i]
-	b, rule := o.blocks[i], o.rule.(hostRule)
-	if !o.measuring {
-		rule.updateHost(o, b.tensor, b.begin, b.end)
-		return
-	}
-	var old [measureSize]float32
-	var before, change float64
-	for begin := b.begin; begin < b.end; begin += measureSize {
-		end := min(begin+measureSize, b.end)
-		weight := o.host[b.tensor].weight[begin:end]
-		kept := old[:copy(old[:], weight)]
-		before += cpu.SumSquares(kept)
-		rule.updateHost(o, b.tensor, begin, end)
-		cpu.AddScaled(kept, weight, -1, kept)
-		change += cpu.SumSquares(kept)
-	}
-	o.before[i], o.change[i] = before, change
 }
 
 // Measure sets whether the following steps measure the change of each parameter. Measuring reads

@@ -531,26 +531,20 @@ func TestOptimizerBytes(t *testing.T) {
 					}
 				}
 			}
-			var onDevice, onHost int64
+			want := name.ScratchBytes(c, 2)
 			for _, tensor := range c.Tensors() {
-				tensors, host := name.State(tensor.Name, tensor.Shape)
-				if bytes := 4 * tensor.Elements() * int64(tensors); host {
-					onHost += bytes
-				} else {
-					onDevice += bytes
-				}
+				want += 4 * tensor.Elements() * int64(name.State(tensor.Name, tensor.Shape))
 			}
-			onDevice += name.ScratchBytes(c, 2)
-			if want := onDevice + onHost; got != want {
+			if got != want {
 				t.Errorf("%s of %s takes %d bytes, the summary says %d", name, preset, got, want)
 			}
 			var made int64
 			for _, x := range o.memory {
 				made += 4 * int64(x.Elements())
 			}
-			if made < onDevice || made > onDevice+2*64*int64(len(o.parameters)) {
+			if made < want || made > want+2*64*int64(len(o.parameters)) {
 				// each tensor starts at a cache line
-				t.Errorf("%s of %s takes %d bytes of the device, the summary says %d", name, preset, made, onDevice)
+				t.Errorf("%s of %s takes %d bytes of the device, the summary says %d", name, preset, made, want)
 			}
 		}
 	}

@@ -68,7 +68,7 @@ func (r *scheduleFreeAdamW) scalars() map[string]*float64 {
 
 func (r *scheduleFreeAdamW) begin(_ context.Context, o *Optimizer, learningRate, gradScale float64) error {
 	if o.Updates == 1 {
-		for _, d := range o.onDevice {
+		for _, d := range o.updates {
 			for _, m := range d.moments {
 				o.device.Copy(m.M, m.Weight)
 			}

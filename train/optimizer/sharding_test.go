@@ -267,7 +267,7 @@ func TestI4SchemesAgree(t *testing.T) {
 						defer groups.Close()
 						ep := world.Rank() % l.EP
 						parameters, buckets := handModel(ep, l.EP)
-						s := NewSharding(groups, within, scheme, specs[name].whole, xpu.Float32, device(t, 1),
+						s := NewSharding(groups, within, scheme, name.NeedsWholeTensors(), xpu.Float32, device(t, 1),
 							parameters, buckets)
 						o, err := NewSharded(ctx, config(name, grouped), 100, device(t, 1), parameters, sizes,
 							s)

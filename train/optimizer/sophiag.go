@@ -63,7 +63,7 @@ func (r *sophiaG) updateHessian(o *Optimizer, gradScale float64, targets int64) 
 		Decay: r.config.Betas[1], Rest: (1 - r.config.Betas[1]) * (float64(targets) / float64(r.targets)),
 		GradScale: gradScale,
 	}.Update()
-	for _, d := range o.onDevice {
+	for _, d := range o.updates {
 		o.device.Update(u, d.moments, nil, nil)
 	}
 }

@@ -106,7 +106,7 @@ func (h *Host) Update(u xpu.Update, stretches []xpu.Moments, before, change []fl
 			kept := old[:copy(old[:], weight)]
 			before += SumSquares(kept)
 			updateRange(&t.update, s, begin, grad[:n])
-			AddScaled(kept, weight, -1, kept)
+			sumScaled(kept, weight, -1, kept)
 			change += SumSquares(kept)
 			grad = grad[n:]
 		}

@@ -44,8 +44,31 @@ func (h *Host) Copy(dst, x xpu.Tensor) {
 func (h *Host) Add(dst, x, y xpu.Tensor) {
 	xpu.CheckAdded(dst, x, y)
 	h.elements(operands{dst: dst.Floats(), x: x.Floats(), y: y.Floats()}, func(t *task, _, lo, hi int) {
-		AddScaled(t.dst[lo:hi], t.x[lo:hi], 1,
+		sumScaled(t.dst[lo:hi], t.x[lo:hi], 1,
 			t.y[lo:hi])
+	})
+}
+
+// Combine combines matrices; see [xpu.Layers].
+func (h *Host) Combine(dst, x, y xpu.Tensor, a, b, c float32) {
+	xpu.CheckCombined(dst, x, y, c)
+	o := operands{dst: dst.Floats(), x: x.Floats(), factors: [3]float32{a, b, c}, width: dst.Dim(1)}
+	if y.Present() {
+		o.y = y.Floats()
+	}
+	h.elements(o, func(t *task, _, lo, hi int) {
+		dst := t.dst[lo:hi]
+		copy(dst, t.x[lo:hi])
+		Scale(dst, t.factors[0])
+		if len(t.y) > 0 {
+			Axpy(dst, t.factors[1], t.y[lo:hi])
+		}
+		if c := t.factors[2]; c != 0 {
+			next := t.width + 1
+			for i := (lo + next - 1) / next * next; i < hi; i += next {
+				t.dst[i] += c
+			}
+		}
 	})
 }
 

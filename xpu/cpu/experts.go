@@ -12,7 +12,7 @@ func (h *Host) SumRows(dst, x, y, rowOf xpu.Tensor) {
 			row := t.dst[i*width:][:width]
 			rows := t.ids[i*k:][:k]
 			if len(t.x) > 0 {
-				AddScaled(row, t.x[i*width:][:width], 1, y[int(rows[0])*width:][:width])
+				sumScaled(row, t.x[i*width:][:width], 1, y[int(rows[0])*width:][:width])
 			} else {
 				copy(row, y[int(rows[0])*width:])
 			}

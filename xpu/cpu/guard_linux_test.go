@@ -72,7 +72,7 @@ func TestFence(t *testing.T) {
 			SwiGLU(v(0), v(1), v(2))
 			SwiGLUGrad(v(0), v(1), v(2), v(3), v(4))
 			Dot(v(0), v(1))
-			AddScaled(v(0), v(1), 2, v(2))
+			sumScaled(v(0), v(1), 2, v(2))
 			Scale(v(0), 2)
 			SumSquares(v(0))
 			MulScaled(v(0), v(1), 2, v(2))

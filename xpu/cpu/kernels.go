@@ -157,7 +157,7 @@ func addHalves(dst []uint16, x []float32) {
 		d := dst[begin:min(begin+len(memory), len(dst))]
 		wide, sum := memory[:len(d)], x[begin:][:len(d)]
 		Widen(wide, d)
-		AddScaled(sum, wide, 1, sum)
+		sumScaled(sum, wide, 1, sum)
 		BF16(d, sum)
 	}
 }

@@ -1,26 +1,10 @@
 package cpu
 
 import (
-	"fmt"
 	"math"
 
 	"mula/xpu"
 )
-
-// Update runs an update on one goroutine, with the best kernel set of the machine. All slices must
-// have the same length, or it panics; they must not overlap. v is empty if the rule has one state
-// tensor.
-func Update(u xpu.Update, weight, grad, m, v []float32) {
-	n, second := len(weight), len(weight)
-	if u.States == 1 {
-		second = 0
-	}
-	if len(grad) != n || len(m) != n || len(v) != second {
-		panic(fmt.Sprintf("cpu: Update of %d weights, with %d gradients, and %d and %d elements of state, for %s", n,
-			len(grad), len(m), len(v), u.Rule))
-	}
-	updateRange(&u, &moments{Weight: weight, M: m, V: v}, 0, grad)
-}
 
 // updateConstants are the constants of an update, in the order in which the assembly reads them.
 type updateConstants [xpu.UpdateConstants]float32

@@ -22,6 +22,8 @@ func updateSixteens(which updateKernel, w, grad, a, b []float32, k *updateConsta
 			lambAVX512(&w[0], &grad[0], &a[0], &b[0], n, k)
 		case muonUpdate:
 			muonAVX512(&w[0], &grad[0], &a[0], &b[0], n, k)
+		case moveUpdate:
+			moveAVX512(&w[0], &grad[0], &a[0], &b[0], n, k)
 		case scheduleFreeUpdate:
 			scheduleFreeAVX512(&w[0], &grad[0], &a[0], &b[0], n, k)
 		case averageSquaresUpdate:
@@ -41,6 +43,8 @@ func updateSixteens(which updateKernel, w, grad, a, b []float32, k *updateConsta
 			lambAVX2(&w[0], &grad[0], &a[0], &b[0], n, k)
 		case muonUpdate:
 			muonAVX2(&w[0], &grad[0], &a[0], &b[0], n, k)
+		case moveUpdate:
+			moveAVX2(&w[0], &grad[0], &a[0], &b[0], n, k)
 		case scheduleFreeUpdate:
 			scheduleFreeAVX2(&w[0], &grad[0], &a[0], &b[0], n, k)
 		case averageSquaresUpdate:
@@ -70,6 +74,9 @@ func lambAVX512(w, grad, a, b *float32, n int64, k *updateConstants)
 func muonAVX512(w, grad, a, b *float32, n int64, k *updateConstants)
 
 //go:noescape
+func moveAVX512(w, grad, a, b *float32, n int64, k *updateConstants)
+
+//go:noescape
 func scheduleFreeAVX512(w, grad, a, b *float32, n int64, k *updateConstants)
 
 //go:noescape
@@ -92,6 +99,9 @@ func lambAVX2(w, grad, a, b *float32, n int64, k *updateConstants)
 
 //go:noescape
 func muonAVX2(w, grad, a, b *float32, n int64, k *updateConstants)
+
+//go:noescape
+func moveAVX2(w, grad, a, b *float32, n int64, k *updateConstants)
 
 //go:noescape
 func scheduleFreeAVX2(w, grad, a, b *float32, n int64, k *updateConstants)

@@ -10,6 +10,7 @@ const (
 	adoptUpdate
 	lambUpdate
 	muonUpdate
+	moveUpdate
 	scheduleFreeUpdate
 	averageSquaresUpdate
 )
@@ -21,6 +22,7 @@ var updateKernels = map[string]updateKernel{
 	"adopt":          adoptUpdate,
 	"lamb":           lambUpdate,
 	"muon":           muonUpdate,
+	"move":           moveUpdate,
 	"scheduleFree":   scheduleFreeUpdate,
 	"averageSquares": averageSquaresUpdate,
 }
@@ -40,6 +42,8 @@ func updateGo(which updateKernel, w, grad, a, b []float32, k *updateConstants) {
 		lambGo(w, grad, a, b, k)
 	case muonUpdate:
 		muonGo(w, grad, a, b, k)
+	case moveUpdate:
+		moveGo(w, grad, a, b, k)
 	case scheduleFreeUpdate:
 		scheduleFreeGo(w, grad, a, b, k)
 	case averageSquaresUpdate:
@@ -178,6 +182,17 @@ func muonGo(w, grad, a, b []float32, k *updateConstants) {
 		r3 = float32(r2*k[3]) + r3
 		r3 = normal(r3)
 		grad[i] = r3
+	}
+}
+
+func moveGo(w, grad, a, b []float32, k *updateConstants) {
+	for i := range w {
+		r0 := float32(grad[i] * k[0])
+		r1 := w[i]
+		r1 = float32(r1 * k[1])
+		r1 = float32(r0*k[2]) + r1
+		r1 = normal(r1)
+		w[i] = r1
 	}
 }
 

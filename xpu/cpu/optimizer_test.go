@@ -18,12 +18,12 @@ func runUpdate(c devicetest.UpdateCase, x [4][]float32) {
 	if c.Update.States == 1 {
 		x[3] = nil
 	}
-	Update(c.Update, x[0], x[1], x[2], x[3])
+	updateVectors(c.Update, x[0], x[1], x[2], x[3])
 }
 
 // updateAdamW is a step of AdamW on this goroutine.
 func updateAdamW(o xpu.AdamW, w, grad, m, v []float32) {
-	Update(o.Update(), w, grad, m, v)
+	updateVectors(o.Update(), w, grad, m, v)
 }
 
 // updateData is four vectors for an update: weights, gradient, momentum and second moment. One
@@ -168,4 +168,9 @@ func BenchmarkUpdates(b *testing.B) {
 			}
 		}
 	}
+}
+
+// updateVectors runs an update on one goroutine, with the best kernel set of the machine.
+func updateVectors(u xpu.Update, weight, grad, m, v []float32) {
+	updateRange(&u, &moments{Weight: weight, M: m, V: v}, 0, grad)
 }

@@ -36,8 +36,9 @@ type operands struct {
 	width, perToken int
 	skip            int32
 	factor          float64
-	known           bool // of Normalize
-	uniform         bool // of Route
+	factors         [3]float32 // of Combine
+	known           bool       // of Normalize
+	uniform         bool       // of Route
 	results         []float64
 	checksums       []uint64
 	change          []float64

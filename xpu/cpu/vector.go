@@ -113,10 +113,10 @@ func Dot(x, y []float32) float32 {
 }
 
 // Axpy adds a·x[i] to y[i].
-func Axpy(y []float32, a float32, x []float32) { AddScaled(y, y, a, x) }
+func Axpy(y []float32, a float32, x []float32) { sumScaled(y, y, a, x) }
 
-// AddScaled sets dst[i] = x[i] + a·y[i].
-func AddScaled(dst, x []float32, a float32, y []float32) {
+// sumScaled sets dst[i] = x[i] + a·y[i].
+func sumScaled(dst, x []float32, a float32, y []float32) {
 	sameLength(len(dst), len(x), len(y))
 	n := len(dst) &^ 15
 	if n > 0 {

@@ -118,7 +118,7 @@ func vectorResults(seed uint64, n int) map[string][]float32 {
 	SwiGLUGrad(res["dGate"], res["dUp"], x, y, z)
 	res["dot"] = []float32{Dot(x, y)}
 	res["addScaled"] = out()
-	AddScaled(res["addScaled"], x, 0.37, y)
+	sumScaled(res["addScaled"], x, 0.37, y)
 	res["axpy"] = append([]float32(nil), x...)
 	Axpy(res["axpy"], -1.7, z)
 	res["scale"] = append([]float32(nil), x...)
@@ -341,7 +341,7 @@ func TestLengths(t *testing.T) {
 		"AddProduct":  func(a, b []float32) { AddProduct(a, 1, a, b) },
 		"SoftmaxGrad": func(a, b []float32) { SoftmaxGrad(a, a, b, 1) },
 		"Rotate":      func(a, b []float32) { Rotate(a, a, a[:len(a)/2], b[:(len(b)+1)/2+len(b)%2], 1) },
-		"AddScaled":   func(a, b []float32) { AddScaled(a, a, 1, b) },
+		"sumScaled":   func(a, b []float32) { sumScaled(a, a, 1, b) },
 	} {
 		for _, lengths := range [][2]int{{32, 31}, {31, 32}} {
 			func() {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math"
+	"math/rand/v2"
 	"slices"
 	"sync"
 	"testing"
@@ -17,6 +18,9 @@ func memoryFamily(t *testing.T, d xpu.Device, _ float64) {
 	t.Run("zero at first", func(t *testing.T) { zeroAtFirst(t, d) })
 	t.Run("parts", func(t *testing.T) {
 		rapid.Check(t, func(t *rapid.T) { parts(t, d) })
+	})
+	t.Run("combined", func(t *testing.T) {
+		rapid.Check(t, func(t *rapid.T) { combined(t, d) })
 	})
 	t.Run("whole numbers", func(t *testing.T) { wholeNumbers(t, d) })
 	t.Run("goroutines", func(t *testing.T) { goroutines(t, d) })
@@ -146,6 +150,44 @@ func parts(t *rapid.T, d xpu.Device) {
 		if got := read(t, d, memory[i]); !slices.Equal(got, model[i]) {
 			t.Fatalf("memory %d is %v, want %v", i, got, model[i])
 		}
+	}
+}
+
+// combined compares Combine with its formula, for matrices of all forms.
+func combined(t *rapid.T, d xpu.Device) {
+	m := rapid.IntRange(1, 300).Draw(t, "m")
+	n := rapid.SampledFrom([]int{m, rapid.IntRange(1, 300).Draw(t, "n")}).Draw(t, "width")
+	source := rand.New(rand.NewPCG(43, rapid.Uint64().Draw(t, "seed")))
+	x, y := random(source, m*n), random(source, m*n)
+	a, b, c := float32(source.NormFloat64()), float32(source.NormFloat64()), float32(0)
+	if m == n && rapid.Bool().Draw(t, "diagonal") {
+		c = 1.75
+	}
+	left, right := upload(t, d, x, m, n), xpu.Tensor{}
+	if rapid.Bool().Draw(t, "both") {
+		right = upload(t, d, y, m, n)
+	}
+	want, size := make([]float64, m*n), make([]float64, m*n)
+	for i := range want {
+		want[i] = float64(a) * float64(x[i])
+		size[i] = math.Abs(want[i])
+		if right.Present() {
+			want[i] += float64(b) * float64(y[i])
+			size[i] += math.Abs(float64(b) * float64(y[i]))
+		}
+		if i/n == i%n {
+			want[i] += float64(c)
+			size[i] += math.Abs(float64(c))
+		}
+	}
+	dst := left
+	if !rapid.Bool().Draw(t, "in place") {
+		dst = upload(t, d, random(source, m*n), m, n)
+	}
+	d.Combine(dst, left, right, a, b, c)
+	compare(t, "the combined matrix", read(t, d, dst), want, size, 1e-6)
+	if dst != left && !slices.Equal(read(t, d, left), x) || right.Present() && !slices.Equal(read(t, d, right), y) {
+		t.Fatal("Combine has changed an operand")
 	}
 }
 

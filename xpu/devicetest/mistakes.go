@@ -60,6 +60,12 @@ func mistakesFamily(t *testing.T, d xpu.Device, _ float64) {
 			run: func(p operands) { d.GroupedWeightGrad(p.x[0], p.x[1].T(), p.x[2], p.x[3], o) }},
 		{name: "Copy", floats: [][]int{{2, 3}, {2, 3}}, run: func(p operands) { d.Copy(p.x[0], p.x[1]) }},
 		{name: "Copy", floats: [][]int{{2, 3}, {6}}, run: func(p operands) { d.Copy(p.x[0], p.x[1]) }, wrong: true},
+		{name: "Combine", floats: [][]int{{3, 3}, {3, 3}, {3, 3}}, run: func(p operands) {
+			d.Combine(p.x[0], p.x[1], p.x[2], 1, 2, 3)
+		}},
+		{name: "Combine", floats: [][]int{{3, 4}, {3, 4}, {3, 4}}, wrong: true, run: func(p operands) {
+			d.Combine(p.x[0], p.x[1], p.x[2], 1, 2, 3)
+		}},
 		{name: "Add", floats: [][]int{{5}, {5}, {5}}, run: func(p operands) { d.Add(p.x[0], p.x[1], p.x[2]) }},
 		{name: "Embed", floats: [][]int{{tokens, width}, {-vocabulary, width}}, ints: [][]int{{tokens}},
 			run: func(p operands) { d.Embed(p.x[0], p.x[1], p.x[2]) }},

@@ -245,6 +245,8 @@ var UpdateCases = []UpdateCase{
 			m = 0.95*m + 0.05*g
 			return p, m, m, v
 		}},
+	{xpu.Move{Keep: 0.9, Scale: -0.3}.Update(),
+		func(p, g, m, v float64) (_, _, _, _ float64) { return 0.9*p - 0.3*g/UpdateScale, g / UpdateScale, m, v }},
 	{xpu.ScheduleFreeAdamW{LearningRate: 1e-2, Beta1: 0.9, Beta2: 0.99, Epsilon: 1e-8, WeightDecay: 0.1, Step: 3,
 		Share: 0.3, GradScale: UpdateScale}.Update(),
 		func(y, g, z, v float64) (_, _, _, _ float64) {

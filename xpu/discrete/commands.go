@@ -56,6 +56,13 @@ func (d *Device) Add(dst, x, y xpu.Tensor) {
 	}
 }
 
+// Combine combines matrices; see [xpu.Layers].
+func (d *Device) Combine(dst, x, y xpu.Tensor, a, b, c float32) {
+	if d.works(dst, x, y) {
+		d.inner.Combine(dst, x, y, a, b, c)
+	}
+}
+
 // Embed looks up rows of a table; see [xpu.Layers].
 func (d *Device) Embed(dst, table, ids xpu.Tensor) {
 	d.writes(dst)

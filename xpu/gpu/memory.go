@@ -301,3 +301,13 @@ func (d *Device) Add(dst, x, y xpu.Tensor) {
 	each, parts := c.stretch(dst.Elements())
 	c.launch("add", c.rows(parts), c.writes(dst), c.reads(x), c.reads(y), long(dst.Elements()), integer(each))
 }
+
+// Combine combines matrices; see [xpu.Layers].
+func (d *Device) Combine(dst, x, y xpu.Tensor, a, b, diagonal float32) {
+	xpu.CheckCombined(dst, x, y, diagonal)
+	c := d.begin()
+	defer c.end()
+	each, parts := c.stretch(dst.Elements())
+	c.launch("combine", c.rows(parts), c.writes(dst), c.reads(x), c.reads(y), long(dst.Elements()), integer(each),
+		integer(dst.Dim(1)), number(float64(a)), number(float64(b)), number(float64(diagonal)))
+}

@@ -306,6 +306,46 @@ void update_muon(MEMORY(float, weight), TYPED(void, grad), MEMORY(float, m), MEM
 }
 
 kernel __attribute__((reqd_work_group_size(GROUP, 1, 1)))
+void update_move(MEMORY(float, weight), TYPED(void, grad), MEMORY(float, m), MEMORY(float, v),
+	MEMORY(float, before), MEMORY(float, change), MEMORY(const long, table), const int stretches, const int length,
+	const float k0, const float k1, const float k2, const float k3, const float k4,
+	const float k5, const float k6, const float k7, const float k8, const float k9, const float keep)
+{
+	LOCATE(weight), LOCATE_TYPED(grad), LOCATE(table);
+	local float part[GROUP];
+	const global long *s = stretch_of(table, stretches);
+	const long begin = length * ((long)get_group_id(0) - s[FIRST_GROUP]);
+	const int end = min((long)length, s[ELEMENTS] - begin);
+	weight += s[0] + begin, grad = MOVE(grad, grad_bf16, s[1] + begin);
+	squares allBefore = {0, 0, 0}, allChange = {0, 0, 0};
+	for (int i = LANES * ITEM; i < end; i += AT_A_TIME) {
+		squares someBefore = {0, 0, 0}, someChange = {0, 0, 0};
+		for (int k = i; k < min(end, i + AT_A_TIME); k += LANES * GROUP) {
+			const lanes old = load_lanes(weight, k, end, 0);
+			lanes next = old;
+			lanes r0 = load_numbers(grad, grad_bf16, k, end) * k0;
+			lanes r1 = old;
+			r1 = r1 * k1;
+			r1 = r0 * k2 + r1;
+			next = r1;
+			next *= keep;
+			store_lanes(weight, k, end, next);
+			if (GIVEN(before)) {
+				add_square(&someBefore, old);
+				add_square(&someChange, next - old);
+			}
+		}
+		add_squares(&allBefore, someBefore);
+		add_squares(&allChange, someChange);
+	}
+	if (GIVEN(before)) {
+		LOCATE(before), LOCATE(change);
+		store_squares(before + 3 * get_group_id(0), allBefore, part);
+		store_squares(change + 3 * get_group_id(0), allChange, part);
+	}
+}
+
+kernel __attribute__((reqd_work_group_size(GROUP, 1, 1)))
 void update_scheduleFree(MEMORY(float, weight), TYPED(void, grad), MEMORY(float, m), MEMORY(float, v),
 	MEMORY(float, before), MEMORY(float, change), MEMORY(const long, table), const int stretches, const int length,
 	const float k0, const float k1, const float k2, const float k3, const float k4,

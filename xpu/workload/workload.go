@@ -118,6 +118,7 @@ func Commands(ctx context.Context, d xpu.Device, rows int) ([]Command, error) {
 	give("Zero", keys, 0, func() { d.Zero(z) })
 	give("Copy", 2*keys, 0, func() { d.Copy(z, x) })
 	give("Add", 3*keys, 0, func() { d.Add(z, x, y) })
+	give("Combine", 3*keys, 0, func() { d.Combine(z, x, y, 0.5, 2, 0) })
 
 	ids, table := m.ints(vocabulary, tokens), m.floats(vocabulary, width)
 	dtable := m.zeros(vocabulary, width)

@@ -80,6 +80,14 @@ var updates = []struct {
 		average(e, next, g, u, 3, 4)
 		e.store(next, gradient)
 	}},
+	{"move", func(e emitter) {
+		const g, w = register(0), register(1)
+		e.gradient(g)
+		e.load(w, weight)
+		e.mul(w, w, k(1))
+		e.mulAdd(w, g, k(2), w)
+		e.store(w, weight)
+	}},
 	{"scheduleFree", func(e emitter) {
 		const g, v, q, y, z = register(0), register(1), register(2), register(3), register(4)
 		e.gradient(g)
