@@ -87,16 +87,16 @@ func (a *arena) of(dtype xpu.DType, shape ...int) xpu.Tensor {
 	return a.f32(shape...)
 }
 
-// views allocates memory for the largest of the shapes, and returns a tensor of each at its start.
-func (a *arena) views(dtype xpu.DType, shapes ...[]int) []xpu.Tensor {
+// either allocates memory for the larger of two shapes, and returns a tensor of each at its start.
+func (a *arena) either(dtype xpu.DType, shapes [2][2]int) (views [2]xpu.Tensor) {
 	most := 0
 	for _, shape := range shapes {
-		most = max(most, elements(shape))
+		most = max(most, shape[0]*shape[1])
 	}
-	whole, views := a.of(dtype, most), make([]xpu.Tensor, len(shapes))
+	whole := a.of(dtype, most)
 	for i, shape := range shapes {
 		if whole.Present() {
-			views[i] = whole.Rows(0, elements(shape)).Reshape(shape...)
+			views[i] = whole.Rows(0, shape[0]*shape[1]).Reshape(shape[0], shape[1])
 		}
 	}
 	return views

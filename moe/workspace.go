@@ -292,7 +292,7 @@ func (p passShape) feedForward(c Config, a *arena, dtype xpu.DType, each int, sp
 	if dense {
 		t = p.tokens()
 	}
-	views := a.views(dtype, []int{r, each * c.IntermediateSize}, []int{t, each * c.denseWidth()})
+	views := a.either(dtype, [2][2]int{{r, each * c.IntermediateSize}, {t, each * c.denseWidth()}})
 	return views[0], views[1]
 }
 
