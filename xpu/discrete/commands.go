@@ -124,6 +124,8 @@ func latentHeads(l xpu.LatentHeads) []xpu.Tensor {
 
 // SplitLatent splits projections of latent attention into heads; see [xpu.Layers].
 func (d *Device) SplitLatent(l xpu.LatentHeads) {
+	d.reads(l.Queries, l.KeysValues, l.Rotated)
+	d.writes(l.Q, l.K, l.V)
 	if d.works(latentHeads(l)...) {
 		d.inner.SplitLatent(l)
 	}
@@ -131,6 +133,8 @@ func (d *Device) SplitLatent(l xpu.LatentHeads) {
 
 // JoinLatent computes the gradients of projections of latent attention; see [xpu.Layers].
 func (d *Device) JoinLatent(l xpu.LatentHeads, dq, dk, dv xpu.Tensor) {
+	d.reads(dq, dk, dv)
+	d.writes(l.Queries, l.KeysValues, l.Rotated)
 	if d.works(append(latentHeads(l), dq, dk, dv)...) {
 		d.inner.JoinLatent(l, dq, dk, dv)
 	}
@@ -138,6 +142,8 @@ func (d *Device) JoinLatent(l xpu.LatentHeads, dq, dk, dv xpu.Tensor) {
 
 // CopyColumns copies columns; see [xpu.Layers].
 func (d *Device) CopyColumns(dst, x xpu.Tensor) {
+	d.reads(x)
+	d.writes(dst)
 	if d.works(dst, x) {
 		d.inner.CopyColumns(dst, x)
 	}
