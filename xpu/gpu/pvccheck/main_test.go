@@ -2,6 +2,7 @@ package main
 
 import (
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 
@@ -81,12 +82,13 @@ func TestSpillsAreRefused(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+			all := kernels
 			for _, k := range good() { // the kernels of other files
-				if k.file != "" {
-					kernels = append(kernels, k)
+				if !slices.ContainsFunc(kernels, func(own kernel) bool { return own.Name == k.Name }) {
+					all = append(all, k)
 				}
 			}
-			if err := verdict(kernels); err == nil != (want == "") || err != nil && !strings.Contains(err.Error(),
+			if err := verdict(all); err == nil != (want == "") || err != nil && !strings.Contains(err.Error(),
 				want) {
 				t.Errorf("options %q: %v; want %q", options, err, want)
 			}
