@@ -229,10 +229,6 @@ func TestApartFails(t *testing.T) {
 		!strings.Contains(err.Error(), "of its device's memory") || !strings.Contains(err.Error(), "discrete cpu") {
 		t.Errorf("too small a device: %v", err)
 	}
-	// The moments of other optimizers are the host's.
-	lamb := testConfig(t, plan, "optimizer: {name: lamb}\nsteps: 2\n")
-	mustRun(t, lamb, onDiscrete(Options{},
-		func(_ int, d *discrete.Device) { d.SetCapacity(need.Total() - need.Optimizer) }))
 	_, err = Run(context.Background(), testConfig(t, plan, "steps: 2\nlayout: {expert_dp: 2}\n"),
 		onDiscrete(Options{}, func(_ int, d *discrete.Device) { d.SetCapacity(need.Total() * 5 / 4) }))
 	if err == nil || !strings.Contains(err.Error(), "for 2 ranks") || !collective.Shared(err) {
