@@ -44,7 +44,7 @@ func estimateCommand() *cli.Command {
 					"values"},
 			setFlag(),
 			&cli.StringFlag{Name: "layout", Usage: "sizes of the axes that are not 1, as " +
-				"`expert_dp=256,ep=12,pp=4`, and cp and sum_replicas as in train.yaml"},
+				"`expert_dp=256,ep=12,pp=4`, and cp, sum_replicas and virtual_stages as in train.yaml"},
 			&cli.StringFlag{Name: "optimizer",
 				Usage: "scheme that divides the weight updates between ranks: " + anyOf(estimate.Schemes()),
 				Value: string(estimate.EPSO)},
@@ -279,7 +279,8 @@ func parseLayout(text string, l *estimate.Layout) (warnings []string, err error)
 	for _, axis := range comm.AllAxes() {
 		axes[axis.String()] = axis
 	}
-	others := map[string]*int{"sum_replicas": &l.SumReplicas, "cp": &l.SequenceRanks} // that are not axes
+	others := map[string]*int{"sum_replicas": &l.SumReplicas, "cp": &l.SequenceRanks,
+		"virtual_stages": &l.VirtualStages} // that are not axes
 	for name := range others {
 		axes[name] = 0
 	}

@@ -362,8 +362,12 @@ func printRun(p *progress, s train.Summary) {
 	if l := s.Config.Layout; l.Ranks() > 1 {
 		p.line("layout     %d ranks: %s; transport: %s", l.Ranks(), l, s.Transport)
 		if l.PP > 1 {
-			p.line("pipeline   %d stages, micro-batches per step: %d; stages are idle %.0f %% of the time%s", l.PP,
-				s.MicroBatches, 100*s.Bubble, fewMicroBatches(s))
+			groups := ""
+			if l.VirtualStages > 1 {
+				groups = fmt.Sprintf(" of %d groups of layers", l.VirtualStages)
+			}
+			p.line("pipeline   %d stages%s, micro-batches per step: %d; stages are idle %.0f %% of the time%s",
+				l.PP, groups, s.MicroBatches, 100*s.Bubble, fewMicroBatches(s))
 		}
 		each = " per rank"
 	}

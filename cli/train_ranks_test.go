@@ -186,11 +186,16 @@ func TestTrainLinks(t *testing.T) {
 		{2, "{expert_dp: 1, pp: 2}",
 			"pipeline   2 stages, micro-batches per step: 1; stages are idle 50 % of the time: fewer"},
 		{4, "{expert_dp: 2, pp: 2}\nattention: documents", "attention  within documents"},
+		{2, "{pp: 2, virtual_stages: 2}\nmicro_batch_size: 1",
+			"pipeline   2 stages of 2 groups of layers, micro-batches per step: 4; stages are idle 11 % of the time"},
 		{4, "{expert_dp: 2, ep: 2, cp: 2}", "2 ranks a sequence"},
 	} {
 		ranks, layout := test.ranks, test.layout
 		config := fmt.Sprintf("output: run\nmodel: {preset: mula-nano}\nbatch_size: 4\nsteps: 20\ncheckpoint: "+
 			"{every: 0}\nevaluate: {every: 10, samples: 3}\nthreads: 1\nlayout: %s\n", layout)
+		if strings.Contains(layout, "virtual_stages") { // each group needs a layer
+			config = strings.Replace(config, "mula-nano", "mula-nano, num_hidden_layers: 4", 1)
+		}
 		if err := os.WriteFile(filepath.Join(dir, "train.yaml"), []byte(config), 0o644); err != nil {
 			t.Fatal(err)
 		}

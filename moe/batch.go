@@ -108,14 +108,16 @@ type Stats struct {
 	Loss    float64   // sum of the cross entropies of the targets that count, in nats
 	Tokens  int       // number of inputs, Rows × SequenceLength
 	Targets int       // number of targets that count
-	RowLoss []float64 // sum of the cross entropies of each row
+	RowLoss []float64 // sum of the cross entropies of each row; nil except in the last pipeline stage
 	// load-balancing loss without its coefficient, in the requested form; 0 for a dense model. With
 	// AuxSequence, every stage returns the loss of its own layers
-	Aux          float64
-	Z            float64   // router z-loss without its coefficient
-	ExpertCounts [][]int64 // tokens sent to each expert, [layer with experts][expert]; nil without such layers
-	// mean over tokens of the entropy -Σ p·ln p of each router's distribution, in nats, of the
-	// layers with experts; nil without such layers
+	Aux float64
+	Z   float64 // router z-loss without its coefficient
+	// tokens sent to each expert, [layer with experts][expert], of all layers of this rank; nil
+	// without such layers, and zeros for groups of layers that the pass has not computed
+	ExpertCounts [][]int64
+	// mean over tokens of the entropy -Σ p·ln p of each router's distribution, in nats, of the same
+	// layers; nil without such layers
 	RouterEntropy []float64
 }
 

@@ -255,7 +255,7 @@ func (c Config) TotalParameters() int64 { return c.parameters(c.Experts) }
 // the experts, only the ExpertsPerToken chosen ones count.
 func (c Config) ActiveParameters() int64 { return c.parameters(c.ExpertsPerToken) }
 
-func (c Config) parameters(experts int) int64 { return stageOf(c, 0, 1).parameters(c, experts) }
+func (c Config) parameters(experts int) int64 { return stagesOf(c, 0, 1, 1)[0].parameters(c, experts) }
 
 // parameters returns the number of weights of a stage with the given number of experts in each
 // layer with experts.

@@ -33,7 +33,6 @@ type dispatch struct {
 	courier courier
 	experts int // number of experts on this rank, from expert first on
 	first   int
-	from    int // number of this rank's first layer
 
 	memory layerMemory // if experts are recomputed: shared by all layers and flights
 
@@ -114,7 +113,7 @@ type courier interface {
 func newDispatch(c Config, dev xpu.Device, p Parallel) *dispatch {
 	group := p.Mesh.Group(comm.EP)
 	d := &dispatch{c: c, dev: dev, comm: group, experts: c.Experts / group.Size()}
-	d.first, d.from = group.Rank()*d.experts, p.stage(c).from
+	d.first = group.Rank() * d.experts
 	if p.Dispatch == AllGather {
 		d.courier = newGatherCourier(group)
 	} else {
@@ -149,8 +148,8 @@ func (d *dispatch) begin(ctx context.Context, tokens int) error {
 }
 
 // failed adds the layer, the rank and the operation to an error.
-func (d *dispatch) failed(number int, doing string, err error) error {
-	return fmt.Errorf("layer %d, rank %d of %d that share the experts, %s: %w", d.from+number, d.comm.Rank(),
+func (d *dispatch) failed(m *Model, number int, doing string, err error) error {
+	return fmt.Errorf("layer %d, rank %d of %d that share the experts, %s: %w", m.stage.from+number, d.comm.Rank(),
 		d.comm.Size(), doing, err)
 }
 
@@ -164,23 +163,23 @@ func (d *dispatch) forward(ctx context.Context, m *Model, l *layer, st *saved, n
 	}
 	d.dev.WriteInts(r.RowOf, rowOf)
 	if err := d.address(ctx, m, st, way); err != nil {
-		return d.failed(number, "sending choices of experts", err)
+		return d.failed(m, number, "sending choices of experts", err)
 	}
 	received, err := d.kept(m, l).x.take(d.dev, xpu.Float32, way.tokens(), h)
 	if err != nil {
-		return d.failed(number, "allocating buffers", err)
+		return d.failed(m, number, "allocating buffers", err)
 	}
 	sending := d.comm.Start(ctx, // the tokens are ordered by expert meanwhile
 		func(ctx context.Context) error { return d.deliver(ctx, m, way, received, m.ws.h) })
 	err = d.sort(way)
 	if err := sending.Wait(); err != nil {
-		return d.failed(number, "sending tokens to their experts", err)
+		return d.failed(m, number, "sending tokens to their experts", err)
 	}
 	if err != nil {
-		return d.failed(number, "ordering tokens by expert", err)
+		return d.failed(m, number, "ordering tokens by expert", err)
 	}
 	if received, err = d.use(m, l); err != nil {
-		return d.failed(number, "allocating buffers", err)
+		return d.failed(m, number, "allocating buffers", err)
 	}
 	m.expand(l, &way.own, received)
 	m.contract(l, &way.own)
@@ -189,7 +188,7 @@ func (d *dispatch) forward(ctx context.Context, m *Model, l *layer, st *saved, n
 		err = d.courier.giveBack(ctx, way, back, h)
 	}
 	if err != nil {
-		return d.failed(number, "sending outputs of experts back", err)
+		return d.failed(m, number, "sending outputs of experts back", err)
 	}
 	sums := xpu.HostBuffer(m.ws.h, &d.host.x)
 	d.courier.add(m, way, back, h, sums, nil)
@@ -240,7 +239,7 @@ func (d *dispatch) expand(ctx context.Context, m *Model, l *layer, _ *saved, num
 		err = d.deliver(ctx, m, way, x, m.ws.h)
 	}
 	if err != nil {
-		return d.failed(number, "sending tokens to their experts", err)
+		return d.failed(m, number, "sending tokens to their experts", err)
 	}
 	m.expand(l, &way.own, x)
 	return nil
@@ -253,30 +252,30 @@ func (d *dispatch) grad(ctx context.Context, m *Model, l *layer, st *saved, numb
 	way, h, k := &m.ws.ways[l.sparse], d.c.HiddenSize, d.c.ExpertsPerToken
 	x, err := d.use(m, l)
 	if err != nil {
-		return d.failed(number, "allocating buffers", err)
+		return d.failed(m, number, "allocating buffers", err)
 	}
 	// first the gradients of outputs, then the rows to return
 	memory, err := d.back.take(d.dev, xpu.Float32, way.tokens()*(h+k))
 	if err != nil {
-		return d.failed(number, "allocating buffers", err)
+		return d.failed(m, number, "allocating buffers", err)
 	}
 	dy := memory.Rows(0, way.tokens()*h).Reshape(way.tokens(), h)
 	if err := d.deliver(ctx, m, way, dy, dout); err != nil {
-		return d.failed(number, "sending gradients of outputs to their experts", err)
+		return d.failed(m, number, "sending gradients of outputs to their experts", err)
 	}
 	m.contractGrad(l, &way.own, dy)
 	back, err := d.sumRows(ctx, m, way, h+k, m.ws.gathered)
 	if err != nil {
-		return d.failed(number, "sending gradients of inputs back", err)
+		return d.failed(m, number, "sending gradients of inputs back", err)
 	}
 	sending := d.comm.Start(ctx,
 		func(ctx context.Context) error { return d.courier.giveBack(ctx, way, back, h+k) })
 	m.expertsGrad(l, &way.own, x)
 	if err := sending.Wait(); err != nil {
-		return d.failed(number, "sending gradients of inputs back", err)
+		return d.failed(m, number, "sending gradients of inputs back", err)
 	}
 	if m.ws.dweight, err = d.tokenWeights.take(d.dev, xpu.Float32, m.ws.shape.tokens()*k); err != nil {
-		return d.failed(number, "allocating buffers", err)
+		return d.failed(m, number, "allocating buffers", err)
 	}
 	dh, dweight := xpu.HostBuffer(m.ws.dh, &d.host.x), xpu.HostBuffer(m.ws.dweight, &d.host.weights)
 	d.courier.add(m, way, back, h+k, dh, dweight)

@@ -36,9 +36,8 @@ type feedForwardBlock interface {
 // newFeedForward returns the block of a model's layers with experts on one rank, or denseBlock if
 // it has none.
 func newFeedForward(c Config, dev xpu.Device, p Parallel) feedForwardBlock {
-	here := p.stage(c)
 	switch {
-	case len(c.ExpertLayers(here.from, here.from+here.layers)) == 0:
+	case len(p.expertLayers(c)) == 0:
 		return denseBlock{}
 	case p.Mesh.Size(comm.EP) == 1:
 		return expertBlock{}

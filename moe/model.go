@@ -42,7 +42,8 @@ type Model struct {
 	dev      xpu.Device
 	parallel Parallel
 	block    feedForwardBlock
-	stage    stage
+	groups   []layerGroup // see [Parallel.VirtualStages]
+	selected int          // the group that stage, layers and firstBucket describe
 
 	expertLayers int // number of layers with experts in the complete model, at least 1 for means over them
 
@@ -51,8 +52,11 @@ type Model struct {
 	buckets []Bucket     // the memory of trained
 	biases  xpu.Tensor   // [M, E] correction biases of M layers with experts; absent without them
 
+	stage       stage
+	layers      []layer
+	firstBucket int // of the group
+
 	embed, norm, head tensor // [V, H], [H], [V, H]
-	layers            []layer
 
 	recompute   Recompute // see SetRecompute
 	activations xpu.DType // see SetActivations
@@ -62,6 +66,13 @@ type Model struct {
 	exchanger   exchanger
 	loop        loop
 	flights     []*flight // by slot; without pipeline stages only the first is used
+}
+
+// A layerGroup is consecutive layers, and the embedding before or the head after them.
+type layerGroup struct {
+	stage
+	layers      []layer
+	firstBucket int // in Buckets
 }
 
 // A tensor is a range of the weights and the same range of the gradients.
@@ -113,18 +124,24 @@ func NewParallel(cfg Config, dev xpu.Device, p Parallel) (*Model, error) {
 	}
 	// so that weights and gradients fit the address space, which is 2⁴⁷ bytes on common processors
 	const most = min(math.MaxInt/8, 1<<44)
-	here := p.stage(cfg)
-	n := here.parameters(cfg, cfg.Experts/p.Mesh.Size(comm.EP))
+	groups, n := p.stages(cfg), int64(0)
+	for _, s := range groups {
+		n += s.parameters(cfg, cfg.Experts/p.Mesh.Size(comm.EP))
+	}
 	if n > most {
 		return nil, fmt.Errorf("%d parameters exceed this machine's address space; make the model smaller", n)
 	}
-	m := &Model{cfg: cfg, dev: dev, parallel: p, stage: here, block: newFeedForward(cfg, dev, p),
+	m := &Model{cfg: cfg, dev: dev, parallel: p, block: newFeedForward(cfg, dev, p),
 		expertLayers: max(1, len(cfg.ExpertLayers(0, cfg.Layers)))}
+	for _, s := range groups {
+		m.groups = append(m.groups, layerGroup{stage: s})
+	}
 	m.loop.run = m.runPiece // stored once, because a method value for each loop would be an allocation
 	if err := m.bind(); err != nil {
 		m.Close()
 		return nil, fmt.Errorf("weights and gradients of %d parameters, %d bytes: %w", n, 8*n, err)
 	}
+	m.SelectLayers(0)
 	return m, nil
 }
 
@@ -136,7 +153,7 @@ func (m *Model) Close() {
 		m.dev.Release(b.Grad)
 	}
 	m.dev.Release(m.biases)
-	m.buckets, m.params, m.trained, m.layers = nil, nil, nil, nil
+	m.buckets, m.params, m.trained, m.groups, m.layers = nil, nil, nil, nil, nil
 	m.rope.free(m.dev)
 	m.windowRope.free(m.dev)
 	m.ws.arena.free(m.dev)
@@ -168,9 +185,9 @@ func (m *Model) Parameters() []*Parameter { return m.trained }
 
 // Buckets divides all parameters into ranges of memory, in the order in which [Model.Backward]
 // completes their gradients: final norm and head; for each layer, from the last to the first, the
-// experts and then the rest; the embedding. A pipeline stage lists only its own buckets. If
-// embedding and head are tied, the final norm is in the bucket of the embedding. A dense layer is
-// one bucket.
+// experts and then the rest; the embedding. A pipeline stage lists only its own buckets, of all its
+// groups of layers. If embedding and head are tied, the final norm is in the bucket of the
+// embedding. A dense layer is one bucket.
 func (m *Model) Buckets() []Bucket { return m.buckets }
 
 // ZeroGradients sets all gradients to zero.
@@ -240,7 +257,7 @@ func (m *Model) bind() error {
 		b.Parameters = append(b.Parameters, held...)
 	}
 
-	if m.stage.first {
+	if m.groups[0].first {
 		tensors := []shaped{matrix(&m.embed, c.VocabSize, h)}
 		if c.TieEmbeddings {
 			tensors = append(tensors, vector(&m.norm, norm))
@@ -251,27 +268,23 @@ func (m *Model) bind() error {
 		m.head = m.embed
 		hold(parameters(false, m.embed)...)
 	}
-	m.layers = make([]layer, m.stage.layers)
-	if sparse := len(c.ExpertLayers(m.stage.from, m.stage.from+m.stage.layers)); c.HasBiases() && sparse > 0 {
+	if sparse := len(m.parallel.expertLayers(c)); c.HasBiases() && sparse > 0 {
 		var err error
 		if m.biases, err = m.dev.New(xpu.Float32, sparse, c.Experts); err != nil {
 			return err
 		}
 	}
-	next = 1 // the embedding
+	firstTensors, behind := make([]int, c.Layers), 1 // of each layer; after the embedding
 	var of tensorList
-	for i := range m.stage.from {
+	for i := range firstTensors {
+		firstTensors[i] = behind
 		of = of[:0]
 		of.layer(c, i)
-		next += len(of)
+		behind += len(of)
 	}
-	sparse := 0
-	for i := range m.layers {
-		number := m.stage.from + i
-		of = of[:0]
-		of.layer(c, number)
-		behind := next + len(of)
-		l := &m.layers[i]
+	biased := 0 // layers with biases
+	bindLayer := func(l *layer, number, sparse int) error {
+		next = firstTensors[number]
 		l.window, l.sparse = c.window(number), -1
 		rest := []shaped{vector(&l.norm1, norm)}
 		if latent := &l.latent; c.latent() {
@@ -290,7 +303,6 @@ func (m *Model) bind() error {
 		experts, ffn := 1, c.denseWidth()
 		if c.HasExperts(number) {
 			l.sparse, experts, ffn = sparse, ownExperts, c.IntermediateSize
-			sparse++
 			rest = append(rest, matrix(&l.router, c.Experts, h), matrix(&l.sharedGateUp, 2*c.SharedSize, h),
 				matrix(&l.sharedDown, h, c.SharedSize))
 		} else {
@@ -304,7 +316,8 @@ func (m *Model) bind() error {
 			l.qkvBias.rows(0, q), l.qkvBias.rows(q, kv), l.qkvBias.rows(q+kv, kv), l.qNorm, l.kNorm, l.out, l.norm2,
 			l.router)...)
 		if l.hasExperts() && m.biases.Present() {
-			l.bias = m.biases.Index(l.sparse)
+			l.bias = m.biases.Index(biased)
+			biased++
 			m.params = append(m.params, &Parameter{Name: list[next].Name, Shape: list[next].Shape, Weight: l.bias,
 				Index: next})
 			next++
@@ -328,24 +341,37 @@ func (m *Model) bind() error {
 			downs = append(downs, parameters(l.hasExperts(), down)...)
 		}
 		hold(downs...)
-		next = behind
+		return nil
 	}
-	next = len(list) // final norm and head
-	for _, held := range []bool{norm > 0, !c.TieEmbeddings} {
-		if held {
-			next--
+	for i := range m.groups {
+		g, sparse := &m.groups[i], 0
+		g.layers = make([]layer, g.stage.layers)
+		for k := range g.layers {
+			if err := bindLayer(&g.layers[k], g.from+k, sparse); err != nil {
+				return err
+			}
+			if g.layers[k].hasExperts() {
+				sparse++
+			}
 		}
+		g.firstBucket = len(m.buckets) // the end, before the order is reversed
 	}
+	next = behind // final norm and head
+	last := &m.groups[len(m.groups)-1]
 	switch {
 	case c.TieEmbeddings:
 		m.buckets[0].Parameters = append(m.buckets[0].Parameters, parameters(false, m.norm)...)
-	case m.stage.last:
+	case last.last:
 		if err := bucket(false, vector(&m.norm, norm), matrix(&m.head, c.VocabSize, h)); err != nil {
 			return err
 		}
 		hold(parameters(false, m.norm, m.head)...)
+		last.firstBucket++
 	}
 	slices.Reverse(m.buckets)
+	for i := range m.groups {
+		m.groups[i].firstBucket = len(m.buckets) - m.groups[i].firstBucket
+	}
 	return nil
 }
 

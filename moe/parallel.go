@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -31,7 +32,7 @@ func Dispatches() []string { return []string{string(AllToAll), string(AllGather)
 
 // Parallel describes the part of a model that a rank holds. Of n ranks in the group [comm.EP], rank
 // r holds the experts [r·E/n, (r+1)·E/n) of its layers, and all their other weights. Of the stages
-// of the pipeline, the group [comm.PP], each holds the layers of [Config.StageLayers], the first
+// of the pipeline, the group [comm.PP], each holds the layers of [Config.StageGroups], the first
 // stage also the embedding, the last stage the final norm and the head; see [Model.StageForward].
 //
 // All ranks of [comm.EP] call Forward and Backward of their models at the same time, each with its
@@ -42,6 +43,9 @@ func Dispatches() []string { return []string{string(AllToAll), string(AllGather)
 type Parallel struct {
 	Mesh     *comm.Mesh
 	Dispatch Dispatch // empty means AllToAll
+
+	// VirtualStages is the number of groups of layers of each pipeline stage; 0 means 1.
+	VirtualStages int
 
 	// Sequence is the group of ranks that share each row of a batch; nil for none. They call
 	// Forward and Backward with the same batches, at the same time. Each computes an equal range of
@@ -67,6 +71,9 @@ func (p Parallel) validate(c Config) error {
 	_, ranks := p.sequenceRanks()
 	if err := c.CheckSequenceRanks(ranks); err != nil {
 		return err
+	}
+	if err := c.CheckVirtualStages(p.Mesh.Size(comm.PP), p.VirtualStages); err != nil {
+		return fmt.Errorf("%d virtual stages: %w", p.VirtualStages, err)
 	}
 	if stages := p.Mesh.Size(comm.PP); stages > 1 && c.TieEmbeddings {
 		return fmt.Errorf("%d stages cannot be used with tie_word_embeddings, because the first and the last stage "+
@@ -108,19 +115,69 @@ func (c Config) Misfits(shape comm.Shape) []*Misfit {
 	return all
 }
 
-// StageLayers returns the layers [from, to) of a pipeline stage.
-func (c Config) StageLayers(stage, stages int) (from, to int) {
-	return stage * c.Layers / stages, (stage + 1) * c.Layers / stages
+// CheckVirtualStages returns an error if the stages of a pipeline cannot have the given number of
+// groups of layers. 0 means 1.
+func (c Config) CheckVirtualStages(stages, virtual int) error {
+	switch groups := stages * virtual; {
+	case virtual <= 1:
+		return nil
+	case stages == 1:
+		return errors.New("a pipeline of one stage has nothing to interleave; must be 1, or pp above 1")
+	case c.Layers > 0 && groups > c.Layers:
+		return fmt.Errorf("the model has only %d layers for the %d groups of %d stages; at most %d", c.Layers, groups,
+			stages, c.Layers/stages)
+	}
+	return nil
+}
+
+// Layers are consecutive layers [From, To).
+type Layers struct{ From, To int }
+
+// Count is the number of layers.
+func (l Layers) Count() int { return l.To - l.From }
+
+// StageGroups returns the groups of layers of a pipeline stage, in the order of the layers. A stage
+// has virtual groups; 0 means 1. With G = stages · virtual groups, group g of the model is
+// [g·L/G, (g+1)·L/G), and is group g / stages of stage g mod stages.
+func (c Config) StageGroups(stage, stages, virtual int) []Layers {
+	list := make([]Layers, max(1, virtual))
+	n := stages * len(list)
+	for i := range list {
+		g := i*stages + stage
+		list[i] = Layers{g * c.Layers / n, (g + 1) * c.Layers / n}
+	}
+	return list
+}
+
+// StageLayers returns the numbers of the layers of a pipeline stage, in ascending order.
+func (c Config) StageLayers(stage, stages, virtual int) (layers []int) {
+	for _, group := range c.StageGroups(stage, stages, virtual) {
+		for l := group.From; l < group.To; l++ {
+			layers = append(layers, l)
+		}
+	}
+	return layers
+}
+
+// StageExpertLayers returns the layers with experts among [Config.StageLayers].
+func (c Config) StageExpertLayers(stage, stages, virtual int) (layers []int) {
+	for _, group := range c.StageGroups(stage, stages, virtual) {
+		layers = append(layers, c.ExpertLayers(group.From, group.To)...)
+	}
+	return layers
 }
 
 // StageTensors returns the tensors of a pipeline stage: the tensors of its layers, for the first
 // stage also the embedding, and for the last stage the tensors after the layers.
-func (c Config) StageTensors(stage, stages int) []safetensors.Tensor {
+func (c Config) StageTensors(stage, stages, virtual int) []safetensors.Tensor {
 	if stages == 1 {
 		return c.Tensors()
 	}
 	var held []safetensors.Tensor
-	from, to := c.StageLayers(stage, stages)
+	groups := c.StageGroups(stage, stages, virtual)
+	holds := func(layer int) bool {
+		return slices.ContainsFunc(groups, func(l Layers) bool { return layer >= l.From && layer < l.To })
+	}
 	layers := false // the layers have started
 	for _, t := range c.Tensors() {
 		rest, ok := strings.CutPrefix(t.Name, "model.layers.")
@@ -128,7 +185,7 @@ func (c Config) StageTensors(stage, stages int) []safetensors.Tensor {
 		layer, err := strconv.Atoi(number)
 		ok = ok && err == nil
 		layers = layers || ok
-		if ok && layer >= from && layer < to || !ok && !layers && stage == 0 || !ok && layers && stage == stages-1 {
+		if ok && holds(layer) || !ok && !layers && stage == 0 || !ok && layers && stage == stages-1 {
 			held = append(held, t)
 		}
 	}
@@ -139,20 +196,37 @@ func (c Config) StageTensors(stage, stages int) []safetensors.Tensor {
 // [Parameter.Divided].
 func OfExpert(name string) bool { return strings.Contains(name, ".experts.") }
 
-// A stage is the range of layers that a rank holds.
+// A stage is a group of layers that a rank holds.
 type stage struct {
 	from, layers int
 	first, last  bool // first holds the embedding; last holds the final norm and the head
 }
 
-// stage returns the stage of this rank.
-func (p Parallel) stage(c Config) stage {
-	return stageOf(c, p.Mesh.OwnIndex(comm.PP), p.Mesh.Size(comm.PP))
+// stages returns the groups of layers of this rank.
+func (p Parallel) stages(c Config) []stage {
+	return stagesOf(c, p.Mesh.OwnIndex(comm.PP), p.Mesh.Size(comm.PP), p.VirtualStages)
 }
 
-func stageOf(c Config, number, stages int) stage {
-	from, to := c.StageLayers(number, stages)
-	return stage{from, to - from, number == 0, number == stages-1}
+func stagesOf(c Config, number, stages, virtual int) []stage {
+	groups := c.StageGroups(number, stages, virtual)
+	list := make([]stage, len(groups))
+	for i, l := range groups {
+		list[i] = stage{l.From, l.Count(), i == 0 && number == 0, i == len(groups)-1 && number == stages-1}
+	}
+	return list
+}
+
+// expertLayers returns the layers with experts of this rank.
+func (p Parallel) expertLayers(c Config) []int {
+	return c.StageExpertLayers(p.Mesh.OwnIndex(comm.PP), p.Mesh.Size(comm.PP), p.VirtualStages)
+}
+
+// mostExpertLayers returns the number of layers with experts of the group that has the most.
+func mostExpertLayers(c Config, groups []stage) (layers int) {
+	for _, s := range groups {
+		layers = max(layers, len(c.ExpertLayers(s.from, s.from+s.layers)))
+	}
+	return layers
 }
 
 // whole returns an error if other ranks hold parts of the model.
@@ -244,11 +318,11 @@ func (c Config) dispatchMemory(p Pass, ownTokens int) int64 {
 		int64(c.IntermediateSize)
 	tokens := int64(ownTokens)
 	rows, got := tokens*k, tokens*ranks
-	sparse := int64(len(c.ExpertLayers(c.StageLayers(p.Stage, p.Shape.Size(comm.PP)))))
-	if sparse == 0 {
+	layers := int64(mostExpertLayers(c, stagesOf(c, p.Stage, p.Shape.Size(comm.PP), p.VirtualStages)))
+	if layers == 0 {
 		return 0
 	}
-	layers := sparse * int64(max(1, p.InFlight))
+	layers *= int64(max(1, p.InFlight))
 	kept := layers
 	if p.Recompute.experts() {
 		kept = 1

@@ -90,9 +90,11 @@ func (m *Model) stepSize(batch Batch, opts BackwardOptions) (stepSize, error) {
 func (m *Model) backward(ctx context.Context, opts BackwardOptions, size stepSize, in, out *Relay) (Stats, error) {
 	c, w := &m.cfg, &m.ws
 	share := float64(w.shape.tokens()) / float64(size.tokens)
-	fresh := w.latest == w.flight // the buffers that flights share still hold this flight's values
-	w.latest = nil                // this pass overwrites them
-	done := progress{opts.Done, 0}
+	// The buffers that flights share still hold this flight's values. With several groups of
+	// layers, this depends on the order of batches, and is not used.
+	fresh := w.latest == w.flight && len(m.groups) == 1
+	w.latest = nil // this pass overwrites them
+	done := progress{opts.Done, m.firstBucket}
 	if in == nil {
 		if !fresh {
 			m.dev.Normalize(w.h, w.xL, m.normL(), true)
@@ -183,14 +185,14 @@ func (m *Model) take(slot int, batch Batch, train bool) error {
 	if err != nil {
 		return err
 	}
-	f.batch, f.own = batch, m.parallel.ownInputs(batch)
+	f.batch, f.own, f.group = batch, m.parallel.ownInputs(batch), m.selected
 	return m.ws.plan(m.dev, m.cfg, f, shape)
 }
 
 // flight returns the flight of a slot, which must be free.
 func (m *Model) flight(slot int) (*flight, error) {
 	for slot >= len(m.flights) {
-		f := newFlight(m.cfg, m.stage)
+		f := newFlight(m.cfg, mostExpertLayers(m.cfg, m.parallel.stages(m.cfg)))
 		m.block.prepare(f, len(f.routers))
 		m.flights = append(m.flights, f)
 	}
@@ -242,13 +244,14 @@ func (m *Model) forward(ctx context.Context, in, out *Relay) error {
 // stats returns the statistics of the current flight after settle.
 func (m *Model) stats(aux AuxForm) Stats {
 	w := &m.ws
-	s := Stats{Tokens: w.shape.tokens(), Targets: w.own.targets(), RowLoss: w.rowLoss}
+	s := Stats{Tokens: w.shape.tokens(), Targets: w.own.targets()}
 	if m.cfg.moe() {
-		s.ExpertCounts, s.RouterEntropy = w.counts, w.entropy
+		s.ExpertCounts, s.RouterEntropy = m.ofAllGroups(w.counts, w.entropy)
 	}
 	if !m.stage.last {
 		return s
 	}
+	s.RowLoss = w.rowLoss
 	if m.cfg.moe() {
 		s.Aux, s.Z = m.auxLoss(aux), m.zLoss()
 	}
@@ -260,6 +263,27 @@ func (m *Model) stats(aux AuxForm) Stats {
 		s.Loss += loss
 	}
 	return s
+}
+
+// ofAllGroups returns the counts and the entropies of the selected group's layers with experts,
+// among zeros for the layers with experts of this rank's other groups.
+func (m *Model) ofAllGroups(counts [][]int64, entropy []float64) ([][]int64, []float64) {
+	if len(m.groups) == 1 {
+		return counts, entropy
+	}
+	var allCounts [][]int64
+	var all []float64
+	for i := range m.groups {
+		if i == m.selected {
+			allCounts, all = append(allCounts, counts...), append(all, entropy...)
+			continue
+		}
+		s := m.groups[i].stage
+		for range m.cfg.ExpertLayers(s.from, s.from+s.layers) {
+			allCounts, all = append(allCounts, make([]int64, m.cfg.Experts)), append(all, 0)
+		}
+	}
+	return allCounts, all
 }
 
 // embedTokens looks up the tokens of the planned pass; token(i) returns the i-th.

@@ -17,6 +17,17 @@ type Relay struct {
 	Router []float64  // [2E+2]; empty in a dense model
 }
 
+// SelectLayers selects the group of layers, from 0, that StageForward and StageLoss compute; see
+// [Parallel.VirtualStages]. The first group of the first stage and the last group of the last stage
+// have no relay before and behind them, respectively. The first group is selected at the start.
+func (m *Model) SelectLayers(group int) {
+	g := &m.groups[group]
+	m.selected, m.stage, m.layers, m.firstBucket = group, g.stage, g.layers, g.firstBucket
+}
+
+// LayerGroups is the number of groups of layers of this rank.
+func (m *Model) LayerGroups() int { return len(m.groups) }
+
 // NewRelay allocates a Relay for batches of the given shape. Hidden is one tensor of the
 // device's New.
 func (m *Model) NewRelay(rows, sequenceLength int) (*Relay, error) {
@@ -37,6 +48,8 @@ func (r *Relay) holds(tokens, width int) bool {
 // stage; out receives this stage's output and is nil on the last stage. Several batches may be
 // under way, each in its own slot. Slots are small numbers from 0, and a slot keeps its memory once
 // it was used. The batch must not change before StageBackward.
+//
+// The batch passes the layers of the group of [Model.SelectLayers].
 //
 // Every stage must call both methods for every batch, with the same options; each stage may choose
 // its own order of batches. Gradients and statistics have the same bits as with [Model.Backward] of
@@ -90,13 +103,15 @@ func (m *Model) StageLoss(ctx context.Context, batch Batch, in, out *Relay) (Sta
 // out receives this stage's result and is nil on the first stage. The slot is free afterwards.
 //
 // The last stage returns Loss, RowLoss, Aux and Z; ExpertCounts and RouterEntropy cover this
-// stage's layers. In the form [AuxSequence] every stage has an Aux. A SetRecompute between
-// StageForward and StageBackward has no effect on the batch.
+// group's layers. In the form [AuxSequence] every group has an Aux. A SetRecompute between
+// StageForward and StageBackward has no effect on the batch. StageBackward selects the group of
+// layers of the batch.
 func (m *Model) StageBackward(ctx context.Context, slot int, opts BackwardOptions, in, out *Relay) (Stats, error) {
 	if slot < 0 || slot >= len(m.flights) || !m.flights[slot].waits {
 		return Stats{}, fmt.Errorf("slot %d has no batch under way; call StageForward first", slot)
 	}
 	f := m.flights[slot]
+	m.SelectLayers(f.group)
 	size, err := m.stepSize(f.batch, opts)
 	if err != nil {
 		return Stats{}, err

@@ -79,10 +79,12 @@ type attended struct {
 }
 
 // A flight is a batch under way: the results of its forward pass that its backward pass needs. A
-// pipeline stage has several flights. L is the number of layers in this model.
+// pipeline stage has several flights. L is the number of layers in this model, or in its largest
+// group of layers.
 type flight struct {
 	shape passShape
 	arena arena
+	group int   // of layers; see [Model.SelectLayers]
 	batch Batch // complete rows
 	own   Batch // this rank's inputs of batch
 	waits bool  // between StageForward and StageBackward
@@ -191,12 +193,12 @@ func (w *workspace) plan(dev xpu.Device, c Config, f *flight, shape passShape) e
 	return nil
 }
 
-// newFlight makes a flight through the layers of a stage, without memory.
-func newFlight(c Config, s stage) *flight {
+// newFlight makes a flight through at most the given number of layers with experts, without memory.
+func newFlight(c Config, expertLayers int) *flight {
 	f := &flight{}
 	if c.moe() {
 		f.sums, f.routers = make(routerSums, 2*c.Experts+2), make([]xpu.RouterStats,
-			len(c.ExpertLayers(s.from, s.from+s.layers)))
+			expertLayers)
 		for i := range f.routers {
 			f.routers[i].Counts = make([]int64, c.Experts)
 			f.counts = append(f.counts, f.routers[i].Counts)
@@ -259,7 +261,8 @@ func (f *flight) cut(c Config, p passShape, a *arena) {
 		}
 	}
 	if c.moe() {
-		f.entropy = a.f64(len(f.routers))
+		n := len(c.ExpertLayers(p.from, p.from+p.layers))
+		f.routers, f.counts, f.entropy = f.routers[:n], f.counts[:n], a.f64(n)
 		for i := range f.routers {
 			f.routers[i].Probs = a.f64(c.Experts)
 		}
@@ -408,7 +411,10 @@ type Pass struct {
 	Shape    comm.Shape // of the mesh; the zero value is one rank
 	Dispatch Dispatch
 	Stage    int // of the pipeline
-	InFlight int // maximum number of batches under way; 0 means 1
+	// groups of layers of the stage, as in [Parallel]; 0 means 1
+	VirtualStages int
+	// maximum number of batches under way, of all groups of layers; 0 means 1
+	InFlight int
 }
 
 // Memory returns the memory that [Model.Backward] needs. If ranks share the experts, it assumes
@@ -418,22 +424,27 @@ type Pass struct {
 // received. Almost all of these bytes are device memory. The state of an optimizer and the device's
 // scratch memory are not included: see [mula/xpu/cpu.Device].
 func (c Config) Memory(p Pass) Memory {
-	experts, stage := p.Shape.Size(comm.EP), stageOf(c, p.Stage, p.Shape.Size(comm.PP))
+	experts, groups := p.Shape.Size(comm.EP), stagesOf(c, p.Stage, p.Shape.Size(comm.PP), p.VirtualStages)
 	ranks := max(1, p.SequenceRanks)
 	shape := passShape{rows: p.Rows, s: p.SequenceLength / ranks, ranks: ranks, train: true, recompute: p.Recompute,
-		from: stage.from, layers: stage.layers, last: stage.last, elsewhere: experts > 1,
-		documents: p.Documents, rounded: p.Activations}
-	if shape.logits = p.LogitsTokens; shape.logits == 0 {
-		shape.logits = LogitsTokens(c.VocabSize, 0, 0)
+		elsewhere: experts > 1, documents: p.Documents, rounded: p.Activations}
+	logits := p.LogitsTokens
+	if logits == 0 {
+		logits = LogitsTokens(c.VocabSize, 0, 0)
 	}
-	if !stage.last {
-		shape.logits = 0
+	var n, sharedBytes, flightBytes int64 // buffers serve all groups
+	for _, s := range groups {
+		shape.from, shape.layers, shape.last, shape.logits = s.from, s.layers, s.last, 0
+		if s.last {
+			shape.logits = logits
+		}
+		var shared, flights arena
+		new(workspace).cut(c, shape, &shared)
+		newFlight(c, mostExpertLayers(c, groups)).cut(c, shape, &flights)
+		n += 4 * s.parameters(c, c.Experts/experts)
+		sharedBytes, flightBytes = max(sharedBytes, shared.bytes()), max(flightBytes, flights.bytes())
 	}
-	var shared, flights arena
-	new(workspace).cut(c, shape, &shared)
-	newFlight(c, stage).cut(c, shape, &flights)
-	n, buffers := 4*stage.parameters(c, c.Experts/experts), shared.bytes()+int64(max(1,
-		p.InFlight))*flights.bytes()
+	buffers := sharedBytes + int64(max(1, p.InFlight))*flightBytes
 	rotations := 2 * 4 * int64(p.SequenceLength*c.ropeSize()/2)
 	if buffers += rotations; c.windowRope() {
 		buffers += rotations
@@ -447,7 +458,7 @@ func (c Config) Memory(p Pass) Memory {
 	}
 	biases := int64(0) // of routers
 	if c.HasBiases() {
-		biases = 4 * int64(c.Experts*len(c.ExpertLayers(stage.from, stage.from+stage.layers)))
+		biases = 4 * int64(c.Experts*len(c.StageExpertLayers(p.Stage, p.Shape.Size(comm.PP), p.VirtualStages)))
 	}
 	return Memory{Weights: n + biases, Gradients: n, Buffers: buffers + onHost, OnHost: onHost}
 }

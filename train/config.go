@@ -145,7 +145,10 @@ type LayoutConfig struct {
 	DP int `yaml:"expert_dp" was:"dp"` // expert data parallelism: replicas of every expert; default 1
 	EP int `yaml:"ep"`                 // expert parallelism: ranks that share the experts of a layer; default 1
 	PP int `yaml:"pp"`                 // pipeline parallelism: stages that share the layers; default 1
-	TP int `yaml:"tp"`                 // tensor parallelism; must be 1
+	// VirtualStages is the number of groups of layers of each pipeline stage (interleaved
+	// pipeline); results do not depend on it; default 1.
+	VirtualStages int `yaml:"virtual_stages"`
+	TP            int `yaml:"tp"` // tensor parallelism; must be 1
 
 	// CP is the number of consecutive data ranks that share each sequence (context parallelism). It
 	// divides DP·EP and does not change the number of ranks; default 1.
@@ -207,7 +210,7 @@ func (c Config) activations() xpu.DType {
 // parallel returns the part of a model that this rank of a mesh holds.
 func (l LayoutConfig) parallel(ranks *group.Group) moe.Parallel {
 	return moe.Parallel{Mesh: ranks.Mesh, Sequence: ranks.Sequence, Dispatch: l.Dispatch,
-		UniformRouting: l.UniformRouting}
+		VirtualStages: l.VirtualStages, UniformRouting: l.UniformRouting}
 }
 
 // String describes the layout of several ranks, as in "expert_dp 2, ep 4, optimizer epso, dispatch
@@ -220,6 +223,9 @@ func (l LayoutConfig) String() string {
 	}
 	if l.CP > 1 {
 		text += fmt.Sprintf(", %d ranks a sequence", l.CP)
+	}
+	if l.VirtualStages > 1 {
+		text += fmt.Sprintf(", %d groups of layers a stage", l.VirtualStages)
 	}
 	return text + l.orderOfSums()
 }
@@ -249,7 +255,8 @@ const (
 // groupOptions returns the options of the groups of ranks. hosts replaces the hosts of all ranks,
 // unless it is nil.
 func (l LayoutConfig) groupOptions(hosts *comm.Hosts) group.Options {
-	return group.Options{Fast: l.Sums == fastSums, InnerReplicas: l.SumReplicas, SequenceRanks: l.CP, Hosts: hosts}
+	return group.Options{Fast: l.Sums == fastSums, InnerReplicas: l.SumReplicas, SequenceRanks: l.CP,
+		VirtualStages: l.VirtualStages, Hosts: hosts}
 }
 
 // Sums is the order in which gradients are added over ranks.
@@ -321,8 +328,9 @@ func defaultConfig() Config {
 		AuxLoss:   AuxLossConfig{Coefficient: 0.01},
 		Precision: xpu.FP32, Device: "cpu",
 		Recompute: moe.RecomputeNone, Activations: xpu.Float32.String(),
-		Layout: LayoutConfig{DP: 1, EP: 1, PP: 1, TP: 1, Optimizer: estimate.EPSO, Dispatch: moe.AllToAll,
-			Sums: exactSums, SumReplicas: 1, CP: 1, Norm: gatherNorms,
+		Layout: LayoutConfig{DP: 1, EP: 1, PP: 1, VirtualStages: 1, TP: 1, Optimizer: estimate.EPSO,
+			Dispatch: moe.AllToAll,
+			Sums:     exactSums, SumReplicas: 1, CP: 1, Norm: gatherNorms,
 			Transport: group.Auto, CheckReplicasEvery: 1000},
 		Checkpoint: CheckpointConfig{Keep: 3, KeepCopies: 3},
 		Evaluate:   EvaluateConfig{Samples: 64},
@@ -548,6 +556,7 @@ func (c Config) Validate() error {
 		oneOf("layout.sums", c.Layout.Sums, string(exactSums), string(fastSums)),
 		oneOf("layout.norm", c.Layout.Norm, string(gatherNorms), string(reduceNorms)),
 		within("layout.cp", float64(c.Layout.CP), 1, 1<<20),
+		within("layout.virtual_stages", float64(c.Layout.VirtualStages), 1, 1<<10),
 		within("layout.sum_replicas", float64(c.Layout.SumReplicas), 1, 1<<20),
 		oneOf("layout.transport", c.Layout.Transport, string(group.Auto), string(group.Local), string(group.TCP),
 			string(group.MPI)),
@@ -577,6 +586,9 @@ func (c Config) Validate() error {
 	shape := c.Layout.shape()
 	for _, misfit := range c.Model.Misfits(shape) {
 		errs = append(errs, strictyaml.Invalid("layout."+misfit.Axis.String(), "%s", misfit.Problem))
+	}
+	if err := c.Model.CheckVirtualStages(shape.Size(comm.PP), c.Layout.VirtualStages); err != nil {
+		errs = append(errs, strictyaml.Invalid("layout.virtual_stages", "is %d, but %v", c.Layout.VirtualStages, err))
 	}
 	if stages := shape.Size(comm.PP); stages > 1 && c.Model.TieEmbeddings {
 		errs = append(errs,

@@ -73,7 +73,8 @@ func TestRunApart(t *testing.T) {
 	}
 	precision := func(p xpu.Precision) string { return fmt.Sprintf("precision: %s\n", p) }
 	cases["stages and experts mixed"] = struct{ plan, config string }{uneven, pipelineModel + often +
-		precision(xpu.BF16Mixed) + "layout: {expert_dp: 2, pp: 2, ep: 2, check_replicas_every: 1}\n" +
+		precision(xpu.BF16Mixed) + "layout: {expert_dp: 2, pp: 2, virtual_stages: 2, ep: 2, " +
+		"check_replicas_every: 1}\n" +
 		"micro_batch_size: 2\nbatch_size: 8\n"}
 	for i, name := range optimizer.Names() {
 		name := optimizer.Name(name)
@@ -200,7 +201,7 @@ func TestNotFiniteApart(t *testing.T) {
 	bad.Grad.Floats()[3] = float32(math.Inf(1))
 	o := mustOptimizer(t, defaultOptimizer(optimizer.AdamW), 1, d, m.Parameters())
 	r := &run{ranks: oneRank(t), device: d, data: data, trainer: trainer{model: m, optimizer: o}}
-	r.votes = votes.New(r.ranks, m.Config(), 1, 1)
+	r.votes = votes.New(r.ranks, m.Config(), 1, 1, 1)
 	r.votes.Rows = []votes.Row{{}}
 	if err := r.votes.Exchange(t.Context(), &record.StepMetrics{Tokens: 1}, votes.Own{Tensor: -1}); err != nil {
 		t.Fatal(err)

@@ -35,7 +35,7 @@ func TestEstimateInput(t *testing.T) {
 	want := estimate.Input{
 		Model: "mula-nano", Config: in.Config, Trainer: lion, Precision: xpu.BF16, Machine: estimate.Aurora,
 		Layout: estimate.Layout{Shape: LayoutConfig{DP: 2, EP: 4, PP: 1}.shape(), Optimizer: estimate.SO,
-			Dispatch: moe.AllGather, SumReplicas: 1, SequenceRanks: 1, BatchSize: 8,
+			Dispatch: moe.AllGather, SumReplicas: 1, SequenceRanks: 1, VirtualStages: 1, BatchSize: 8,
 			MicroBatchSize: 8, SequenceLength: 16,
 			Recompute: moe.RecomputeLayers, Activations: xpu.Float32, Sources: len(mustPlan(t, plan).Sources)},
 	}
@@ -256,6 +256,29 @@ func TestMemoryIsMeasured(t *testing.T) {
 					measureMemory(t, c)
 				}
 			}
+		}
+	}
+}
+
+// So does the memory of stages with several groups of layers. Their batches under way may be of any
+// group.
+func TestMemoryOfGroups(t *testing.T) {
+	longtest.SkipIfShort(t)
+	t.Parallel()
+	plan := makePlan(t, t.TempDir(), "plan.json", "")
+	const nano = "steps: 2\nmodel: {preset: mula-nano, num_hidden_layers: 12}\n"
+	for _, test := range []struct {
+		layout LayoutConfig
+		model  string
+	}{{LayoutConfig{DP: 1, PP: 2, EP: 1, VirtualStages: 2}, nano},
+		{LayoutConfig{DP: 1, PP: 2, EP: 2, VirtualStages: 3}, nano},
+		{LayoutConfig{DP: 2, PP: 2, EP: 1, CP: 2, VirtualStages: 2}, nano},
+		{LayoutConfig{DP: 1, PP: 2, EP: 2, VirtualStages: 2}, deepSeek}} {
+		for _, recompute := range moe.Recomputes() {
+			c := ranksConfig(t, plan, test.layout, fmt.Sprintf("%srecompute: %s\nmicro_batch_size: 1\n", test.model,
+				recompute))
+			c.Layout.UniformRouting = true
+			measureMemory(t, c)
 		}
 	}
 }

@@ -353,9 +353,10 @@ func (r *run) prepare(ctx context.Context, saved *checkpoint.Checkpoint) error {
 	r.model.SetRecompute(r.config.Recompute)
 	r.model.SetActivations(r.config.activations())
 	r.tensors = r.model.Config().Tensors()
-	r.votes = votes.New(r.ranks, r.model.Config(), r.config.BatchSize, len(r.data.Sources))
+	r.votes = votes.New(r.ranks, r.model.Config(), r.config.Layout.VirtualStages, r.config.BatchSize,
+		len(r.data.Sources))
 	r.votes.Slow = votes.SlowLimit{Factor: r.config.Log.SlowFactor, Steps: r.config.Log.SlowSteps}
-	r.pipeline, err = pipeline.New(r.ranks.Mesh, r.model, r.data.SequenceLength)
+	r.pipeline, err = pipeline.New(r.ranks.Mesh, r.ranks.Back, r.model, r.data.SequenceLength)
 	if err := collective.Agree(ctx, r.ranks.World(), err); err != nil {
 		return err
 	}
@@ -728,7 +729,7 @@ func (r *run) backward(ctx context.Context, m *record.StepMetrics) error {
 		Aux: r.config.AuxLoss.Form, AuxCoefficient: r.config.AuxLoss.Coefficient,
 		ZCoefficient: r.config.ZLoss.Coefficient}}
 	err := r.sumGradients(ctx, options, func(rows []votes.Row, stats moe.Stats) {
-		if r.pipeline.Last() {
+		if len(stats.RowLoss) > 0 { // of the last layers
 			for i, row := range rows {
 				row.Loss, row.Hash = stats.RowLoss[i], fingerprint.SampleHash(r.batch.rows.Row(len(r.votes.Rows)))
 				r.votes.Rows = append(r.votes.Rows, row)

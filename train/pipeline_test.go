@@ -69,9 +69,13 @@ func TestPipelineLayouts(t *testing.T) {
 		{LayoutConfig{DP: 1, PP: 2, EP: 2}, schemes},
 		{LayoutConfig{DP: 2, PP: 2, EP: 1}, schemes},
 		{LayoutConfig{DP: 2, PP: 2, EP: 2}, schemes[2:]},
+		// with groups of layers: even, uneven, and with ranks that share experts
+		{LayoutConfig{DP: 1, PP: 2, EP: 1, VirtualStages: 2}, schemes[:1]},
+		{LayoutConfig{DP: 1, PP: 2, EP: 2, VirtualStages: 2}, schemes[2:]},
+		{LayoutConfig{DP: 2, PP: 2, EP: 1, VirtualStages: 2}, schemes[1:]},
 	} {
 		l := test.layout
-		name := fmt.Sprintf("dp %d, pp %d, ep %d", l.DP, l.PP, l.EP)
+		name := fmt.Sprintf("dp %d, pp %d, ep %d, %d groups", l.DP, l.PP, l.EP, l.VirtualStages)
 		want := one
 		if l.DP*l.EP > 1 {
 			want = run(LayoutConfig{DP: l.DP, PP: 1, EP: l.EP})
@@ -114,6 +118,14 @@ func TestPipelineOptimizers(t *testing.T) {
 	}
 }
 
+// groupsOf returns the number of groups of layers of each stage: two groups of two stages.
+func groupsOf(stages int) int {
+	if stages == 2 {
+		return 2
+	}
+	return 1
+}
+
 // A checkpoint of a pipeline has every tensor once, and loads with another number of stages: a
 // loaded and saved state is the same to the byte, and the next losses equal the losses of a run
 // that kept its layout.
@@ -128,7 +140,7 @@ func TestPipelineResume(t *testing.T) {
 		step     int64
 		pp, then int
 	}{{1, 2, 1}, {3, 1, 3}, {5, 3, 2}, {7, 2, 5}} {
-		c.Layout.PP = stop.pp
+		c.Layout.PP, c.Layout.VirtualStages = stop.pp, groupsOf(stop.pp)
 		mustRun(t, c, stopAfter(stop.step))
 		saved, _, err := checkpoint.Find(context.Background(), c.Output)
 		if err != nil {
@@ -156,7 +168,7 @@ func TestPipelineResume(t *testing.T) {
 				t.Errorf("pp %d: %s is there %d times", stop.pp, tensor.Name, held[tensor.Name])
 			}
 		}
-		c.Layout.PP = stop.then
+		c.Layout.PP, c.Layout.VirtualStages = stop.then, groupsOf(stop.then)
 		if !maps.EqualFunc(gathered(t, saved.Dir), gathered(t, reload(t, c)), slices.Equal[[]float32]) {
 			t.Errorf("from pp %d to %d: another state", stop.pp, stop.then)
 		}
@@ -171,7 +183,7 @@ func TestPipelineResume(t *testing.T) {
 	// With another dp and ep the last bits differ.
 	c = ranksConfig(t, plan, LayoutConfig{DP: 2, PP: 2, EP: 2}, more)
 	mustRun(t, c, stopAfter(5))
-	c.Layout.DP, c.Layout.PP, c.Layout.EP = 2, 3, 1
+	c.Layout.DP, c.Layout.PP, c.Layout.EP, c.Layout.VirtualStages = 2, 3, 1, 1
 	got = mustRunRanks(t, c, Options{Warn: func(text string) { warnings = append(warnings, text) }})
 	for _, name := range []string{"loss", "grad_norm"} {
 		if d := apart(t, one.lines, got.lines, name); d > 1e-4 {
@@ -195,7 +207,7 @@ func TestPipelineBytes(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, l := range []LayoutConfig{{DP: 1, PP: 2, EP: 1}, {DP: 2, PP: 3, EP: 1}, {DP: 1, PP: 2, EP: 2},
-		{DP: 2, PP: 2, EP: 2}} {
+		{DP: 2, PP: 2, EP: 2}, {DP: 1, PP: 2, EP: 2, VirtualStages: 2}} {
 		for _, micro := range []int{1, 3} {
 			c := ranksConfig(t, path, l, pipelineModel+fmt.Sprintf("steps: %d\nmicro_batch_size: %d\nevaluate: "+
 				"{every: 0}\n", steps, micro))
@@ -204,11 +216,18 @@ func TestPipelineBytes(t *testing.T) {
 			mustRun(t, c, Options{ended: func(r *group.Group) {
 				mu.Lock()
 				defer mu.Unlock()
-				for _, operation := range r.Group(comm.PP).Traffic() {
-					bytes += operation.Bytes()
-					calls += operation.Calls
-					most = max(most, operation.Calls)
+				own := int64(0)
+				for _, pipeline := range []*comm.Comm{r.Group(comm.PP), r.Back} {
+					if pipeline == nil {
+						continue
+					}
+					for _, operation := range pipeline.Traffic() {
+						bytes += operation.Bytes()
+						calls += operation.Calls
+						own += operation.Calls
+					}
 				}
+				most = max(most, own)
 				for _, c := range []*comm.Comm{r.Group(comm.Replicas), r.Group(comm.Data), r.Within} {
 					for _, operation := range c.Traffic() {
 						weights += operation.Bytes()
@@ -231,8 +250,9 @@ func TestPipelineBytes(t *testing.T) {
 				t.Errorf("%+v, micro-batches of %d: the stages sent %d bytes, the estimate says %+v", l, micro, bytes,
 					sent)
 			}
-			if each := int64(steps * sent[0].Calls); calls != each*int64((l.PP-1)*l.DP*l.EP) ||
-				l.PP > 2 && most != each {
+			groups := max(1, l.VirtualStages)
+			each := int64(steps * sent[0].Calls)
+			if calls != each*int64((groups*l.PP-1)*l.DP*l.EP)/int64(groups) || l.PP > 2 && most != each {
 				t.Errorf("%+v, micro-batches of %d: the stages sent %d times, one of them %d times, the estimate "+
 					"says %d", l, micro, calls, most, each)
 			}
@@ -343,6 +363,8 @@ func TestPipelineNotFinite(t *testing.T) {
 		{1, LayoutConfig{DP: 1, PP: 2, EP: 1}, false, "the gradient is"},
 		{1, LayoutConfig{DP: 1, PP: 3, EP: 1}, true, "the loss is"},
 		{2, LayoutConfig{DP: 1, PP: 3, EP: 1}, true, "the loss is"},
+		{1, LayoutConfig{DP: 1, PP: 2, EP: 1, VirtualStages: 2}, false, "the gradient is"},
+		{0, LayoutConfig{DP: 1, PP: 2, EP: 1, VirtualStages: 2}, true, "the loss is"},
 	} {
 		fault := Options{BeforeSum: func(rank int, step int64, b moe.Bucket) error {
 			if rank != test.rank || b.Divided {
@@ -381,10 +403,10 @@ func TestPipelineStageDies(t *testing.T) {
 	longtest.SkipIfShort(t)
 	t.Parallel()
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
-	for _, l := range []LayoutConfig{{DP: 2, PP: 2, EP: 1}, {DP: 1, PP: 2, EP: 2}} {
-		whole := mustRun(t, ranksConfig(t, plan, l, "steps: 8\nevaluate: {every: 0}\n"), Options{})
+	for _, l := range []LayoutConfig{{DP: 2, PP: 2, EP: 1}, {DP: 1, PP: 2, EP: 2, VirtualStages: 2}} {
+		whole := mustRun(t, ranksConfig(t, plan, l, pipelineModel+"steps: 8\nevaluate: {every: 0}\n"), Options{})
 		for _, victim := range []int{0, l.DP*l.PP*l.EP - 1} {
-			c := ranksConfig(t, plan, l, "steps: 8\ncheckpoint: {every: 3}\nevaluate: {every: 0}\n")
+			c := ranksConfig(t, plan, l, pipelineModel+"steps: 8\ncheckpoint: {every: 3}\nevaluate: {every: 0}\n")
 			dies := errors.New("dies")
 			_, err := Run(context.Background(), c, Options{BeforeSum: func(rank int, step int64, b moe.Bucket) error {
 				if rank == victim && step == 4 {
@@ -407,7 +429,8 @@ func TestPipelineStageDies(t *testing.T) {
 // whichever stage it is.
 func TestPipelineStageRefuses(t *testing.T) {
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
-	for _, l := range []LayoutConfig{{DP: 1, PP: 3, EP: 1}, {DP: 1, PP: 2, EP: 2}} {
+	for _, l := range []LayoutConfig{{DP: 1, PP: 3, EP: 1}, {DP: 1, PP: 2, EP: 2},
+		{DP: 1, PP: 2, EP: 2, VirtualStages: 2}} {
 		for rank := range l.DP * l.PP * l.EP {
 			c := ranksConfig(t, plan, l, pipelineModel+"micro_batch_size: 1\nsteps: 4\n")
 			_, err := Run(context.Background(), c, Options{badTokens: func(r int, step int64) bool {

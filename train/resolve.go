@@ -176,8 +176,8 @@ var free = []string{"plan", "output", "tokenizer", "initialize_from", "model.pre
 	"log.slow_factor", "log.slow_steps", "metrics_listen", "plan_change", "verify", "reverify_seconds",
 	// These determine where something is computed, and the order of sums. They change at most the
 	// last bits, and State.Arithmetic records them.
-	"layout.expert_dp", "layout.ep", "layout.pp", "layout.tp", "layout.cp", "layout.optimizer", "layout.dispatch",
-	"layout.sums",
+	"layout.expert_dp", "layout.ep", "layout.pp", "layout.virtual_stages", "layout.tp", "layout.cp",
+	"layout.optimizer", "layout.dispatch", "layout.sums",
 	"layout.sum_replicas", "layout.norm", "layout.transport", "layout.check_replicas_every"}
 
 // identity returns the fields of a resolved configuration that determine the weights, as JSON text

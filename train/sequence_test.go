@@ -7,12 +7,15 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 
 	"mula/blend/fingerprint"
 	"mula/internal/longtest"
 	"mula/moe"
 	"mula/train/estimate"
+	"mula/train/group"
+	"mula/xpu/comm"
 )
 
 // sequenceConfig is a run whose losses do not depend on the division of tokens among ranks.
@@ -50,6 +53,66 @@ func TestSequenceLayouts(t *testing.T) {
 				same[l.String()] = got
 			} else if other.Weights != got.Weights {
 				t.Errorf("%+v, %s: weights differ with the scheme or the stages", l, attention)
+			}
+		}
+	}
+}
+
+// Groups of layers of pipeline stages change no bit, and send the bytes of the estimate: of tokens
+// to their experts, and of heads between ranks that share sequences.
+func TestSequenceGroups(t *testing.T) {
+	t.Parallel()
+	path := makePlan(t, t.TempDir(), "plan.json", "")
+	plan := mustPlan(t, path)
+	const dense = ", model_type: qwen3_moe, dense_layers: '0,3', dense_intermediate_size: 48"
+	for _, test := range []struct {
+		layout LayoutConfig
+		more   string // of the model
+	}{{LayoutConfig{DP: 2, EP: 1, CP: 2}, ""}, {LayoutConfig{DP: 1, EP: 2, CP: 2}, ""},
+		{LayoutConfig{DP: 1, EP: 2}, ""}, {LayoutConfig{DP: 1, EP: 2}, dense}} {
+		l := test.layout
+		for _, recompute := range []moe.Recompute{moe.RecomputeNone, moe.RecomputeLayers} {
+			config := func(l LayoutConfig) Config {
+				c := sequenceConfig(t, path, l, fmt.Sprintf("steps: 3\nrecompute: %s\nmicro_batch_size: 2\n"+
+					"model: {preset: mula-nano, num_hidden_layers: 4%s}\nevaluate: {every: 0}\n", recompute, test.more))
+				c.Layout.Dispatch = moe.AllGather // whose bytes do not depend on the routing
+				return c
+			}
+			want, groups := mustRun(t, config(l), Options{}), l
+			groups.PP, groups.VirtualStages = 2, 2
+			c := config(groups)
+			var mu sync.Mutex
+			sent := map[estimate.Purpose]int64{}
+			got := mustRun(t, c, Options{ended: func(r *group.Group) {
+				mu.Lock()
+				defer mu.Unlock()
+				for _, o := range r.Group(comm.EP).Traffic() {
+					sent[estimate.ForDispatch] += o.Bytes()
+				}
+				sent[estimate.ForSequences] += r.Sequence.Traffic()[comm.OpAllToAll].Bytes()
+			}})
+			if got.Weights != want.Weights || got.LastLoss != want.LastLoss {
+				t.Errorf("%+v, recompute %s: weights %.16s… and loss %v, want %.16s… and %v", l, recompute, got.Weights,
+					got.LastLoss, want.Weights, want.LastLoss)
+			}
+			in, err := c.EstimateInput(plan, simulatedMachine())
+			if err != nil {
+				t.Fatal(err)
+			}
+			r, err := estimate.Compute(in)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, e := range r.Traffic { // of a stage; both have as many layers, and as many with experts
+				if e.Purpose == estimate.ForDispatch ||
+					e.Purpose == estimate.ForSequences && e.Operation == comm.OpAllToAll {
+					sent[e.Purpose] -= c.Steps * e.Total * int64(c.Layout.Ranks()/e.Ranks)
+				}
+			}
+			for purpose, bytes := range sent {
+				if bytes != 0 {
+					t.Errorf("%+v, recompute %s: %d bytes more of %s than the estimate", l, recompute, bytes, purpose)
+				}
 			}
 		}
 	}

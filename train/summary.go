@@ -144,7 +144,7 @@ func summarize(c Config, p *blend.Plan, device xpu.Device) Summary {
 		Parameters: n, ActiveParameters: c.Model.ActiveParameters(),
 		TokensPerStep: perStep, TotalTokens: perStep * c.Steps,
 		FLOPsPerToken: c.Model.FLOPsPerToken(p.SequenceLength),
-		MicroBatches:  microBatches, Bubble: pipeline.Bubble(l.PP, microBatches),
+		MicroBatches:  microBatches, Bubble: pipeline.Bubble(l.PP, l.VirtualStages, microBatches),
 		Memory: c.memory(c.MicroBatchSize, p.SequenceLength, logitsTokens), logitsTokens: logitsTokens,
 		Groups: c.groups(),
 	}
@@ -204,9 +204,9 @@ func (c Config) estimateLayout(sequenceLength int) estimate.Layout {
 	return estimate.Layout{
 		Shape:     c.Layout.shape(),
 		Optimizer: c.Layout.Optimizer, Dispatch: c.Layout.Dispatch, SumReplicas: c.Layout.SumReplicas,
-		SequenceRanks: c.Layout.CP,
-		ReduceNorm:    c.Layout.Norm == reduceNorms,
-		BatchSize:     c.BatchSize, MicroBatchSize: c.MicroBatchSize, SequenceLength: sequenceLength,
+		SequenceRanks: c.Layout.CP, VirtualStages: c.Layout.VirtualStages,
+		ReduceNorm: c.Layout.Norm == reduceNorms,
+		BatchSize:  c.BatchSize, MicroBatchSize: c.MicroBatchSize, SequenceLength: sequenceLength,
 		Recompute: c.Recompute, Activations: c.activations(), Documents: c.Attention == samples.DocumentAttention,
 		Background: c.Checkpoint.Background,
 	}

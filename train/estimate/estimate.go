@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"mula/moe"
+	"mula/train/pipeline"
 	"mula/xpu"
 	"mula/xpu/comm"
 )
@@ -161,7 +162,7 @@ func Compute(in Input) (*Result, error) {
 	r.Time.Compute, r.Time.Dispatch, r.Time.Stages = micro*slowest.Compute, micro*slowest.Dispatch, micro*slowest.Stages
 	r.Time.Sequences = micro * slowest.Sequences
 	r.Time.Votes = forVotes
-	r.Time.Bubble = float64(l.Size(comm.PP)-1) * slowest.Passes()
+	r.Time.Bubble = pipeline.Idle(l.Size(comm.PP), l.VirtualStages, l.MicroBatches()) * slowest.Passes()
 	r.StepTime = r.Time.Step()
 	for rank := range l.Ranks() {
 		r.Received = max(r.Received, votesReceived(c, onHosts, in.Trainer, rank))

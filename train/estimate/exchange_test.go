@@ -352,11 +352,14 @@ func TestSequenceTrafficIsCounted(t *testing.T) {
 // Every rank receives the bytes of the formula for votes, for several numbers of ranks, on one host
 // and on several.
 func TestVotesReceived(t *testing.T) {
-	c := moe.Config{Architecture: moe.OLMoE, Layers: 5, Experts: 9}
-	for _, test := range []struct{ dp, pp, ep, perHost int }{{2, 1, 1, 0}, {5, 1, 2, 0}, {4, 3, 1, 0}, {4, 2, 2, 4},
-		{6, 2, 3, 6}, {12, 1, 1, 4}, {8, 1, 4, 4}} {
+	for _, test := range []struct{ dp, pp, ep, perHost, virtual int }{{2, 1, 1, 0, 1}, {5, 1, 2, 0, 1},
+		{4, 3, 1, 0, 1}, {4, 2, 2, 4, 1}, {6, 2, 3, 6, 1}, {12, 1, 1, 4, 1}, {8, 1, 4, 4, 1}, {4, 2, 1, 0, 2}} {
+		c := moe.Config{Architecture: moe.OLMoE, Layers: 5, Experts: 9}
+		if test.virtual > 1 {
+			c.DenseLayers = "1"
+		}
 		l := Layout{Shape: shape(test.dp, test.ep, test.pp), ReduceNorm: true, SequenceLength: 8, Sources: 3,
-			perHost: test.perHost}
+			perHost: test.perHost, VirtualStages: test.virtual}
 		l.BatchSize = 2 * l.DataRanks()
 		n := l.Ranks()
 		var hosts []string
@@ -382,7 +385,7 @@ func TestVotesReceived(t *testing.T) {
 					return
 				}
 				defer g.Close()
-				v := votes.New(g, c, l.BatchSize, l.Sources)
+				v := votes.New(g, c, l.VirtualStages, l.BatchSize, l.Sources)
 				m := record.StepMetrics{Tokens: int64(l.BatchSize * l.SequenceLength)}
 				before := received[rank].Load()
 				err = v.Exchange(ctx, &m, votes.Own{Tensor: -1})

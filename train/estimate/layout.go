@@ -36,6 +36,9 @@ type Layout struct {
 	// layout.cp: consecutive data ranks that share each sequence; 0 means 1
 	SequenceRanks int `json:"cp"`
 
+	// layout.virtual_stages: groups of layers of each pipeline stage; 0 means 1
+	VirtualStages int `json:"virtual_stages,omitempty"`
+
 	ReduceNorm bool `json:"reduce_norm"` // layout.norm is reduce
 
 	BatchSize      int           `json:"batch_size"`       // sequences per step, over all ranks
@@ -72,6 +75,8 @@ func (l Layout) MarshalJSON() ([]byte, error) {
 // DataRanks is the number of ranks that have the same replicated weights. Without context
 // parallelism it is the data-parallel size, as in Megatron.
 func (l Layout) DataRanks() int { return l.Size(comm.Data) }
+
+func (l Layout) virtualStages() int { return max(1, l.VirtualStages) }
 
 func (l Layout) sequenceRanks() int { return max(1, l.SequenceRanks) }
 
@@ -116,6 +121,9 @@ func (l Layout) check(c moe.Config) error {
 	}
 	for _, misfit := range c.Misfits(l.Shape) {
 		return misfit
+	}
+	if err := c.CheckVirtualStages(l.Size(comm.PP), l.VirtualStages); err != nil {
+		return fmt.Errorf("virtual_stages is %d, but %w", l.VirtualStages, err)
 	}
 	if n := l.SumReplicas; n > 0 && l.Size(comm.ExpertDP)%n != 0 {
 		return fmt.Errorf("sum_replicas is %d; it must divide expert_dp, which is %d", n, l.Size(comm.ExpertDP))
@@ -243,9 +251,9 @@ type Stage struct {
 // Elements is the number of weights on the rank.
 func (s Stage) Elements() int64 { return s.Replicated + s.Divided }
 
-// Stages divides a model into the stages of a layout. Stage s of n has the layers [s·L/n,
-// (s+1)·L/n). The first stage also has the embedding, and the last stage the final norm and the
-// head. With tied embeddings both have the shared matrix.
+// Stages divides a model into the stages of a layout; see [moe.Config.StageGroups]. The
+// first stage also has the embedding, and the last stage the final norm and the head. With tied
+// embeddings both have the shared matrix.
 func Stages(c moe.Config, l Layout) ([]Stage, error) {
 	if err := l.check(c); err != nil {
 		return nil, err
@@ -258,9 +266,9 @@ func stages(c moe.Config, l Layout) []Stage {
 	embedding, norm := int64(c.VocabSize)*int64(c.HiddenSize), int64(c.NormWeights())
 	stages := make([]Stage, l.Size(comm.PP))
 	for i := range stages {
-		from, to := c.StageLayers(i, l.Size(comm.PP))
-		s := Stage{Layers: to - from}
-		for layer := from; layer < to; layer++ {
+		numbers := c.StageLayers(i, l.Size(comm.PP), l.VirtualStages)
+		s := Stage{Layers: len(numbers)}
+		for _, layer := range numbers {
 			replicated, expert := c.LayerParameters(layer)
 			s.PerLayer = max(s.PerLayer, replicated)
 			s.Replicated += replicated

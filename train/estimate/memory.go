@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"mula/moe"
+	"mula/train/pipeline"
 	"mula/xpu"
 	"mula/xpu/comm"
 )
@@ -57,8 +58,9 @@ func StageMemory(c moe.Config, l Layout, t Trainer, i int) Memory {
 	m.Optimizer = stateBytes(c, l, t, s, i)
 	tokens := int64(l.microBatch()) * int64(l.rowTokens())
 	hidden := tokens * int64(c.HiddenSize) * int64(t.Activations)
-	inFlight := min(l.Size(comm.PP)-i, l.MicroBatches()) // 1F1B: micro-batches between their forward and backward pass
-	if t.Own {                                           // counted exactly
+	// micro-batches, of all groups of layers, between their forward and backward pass
+	inFlight := pipeline.InFlight(i, l.Size(comm.PP), l.VirtualStages, l.MicroBatches())
+	if t.Own { // counted exactly
 		sums := SumBytes(c, l, t, i)
 		if l.Background {
 			m.Checkpoint = over(savedBytes(c, t), int64(l.Ranks()))
@@ -66,8 +68,8 @@ func StageMemory(c moe.Config, l Layout, t Trainer, i int) Memory {
 		m.Exchange, m.HostOnly = sums+stageBytes(c, l, t)+roundedBytes(c, l, t, s), sums+m.Checkpoint
 		pass := c.Memory(moe.Pass{Rows: l.microBatch(), SequenceLength: l.SequenceLength,
 			SequenceRanks: l.sequenceRanks(), Recompute: l.Recompute, Activations: l.Activations,
-			Documents: l.Documents, LogitsTokens: l.LogitsTokens,
-			Shape: l.Shape, Dispatch: l.Dispatch, Stage: i, InFlight: inFlight})
+			Documents: l.Documents, LogitsTokens: l.LogitsTokens, Shape: l.Shape, Dispatch: l.Dispatch, Stage: i,
+			VirtualStages: l.VirtualStages, InFlight: inFlight})
 		m.Activations, m.HostOnly = pass.Buffers, m.HostOnly+pass.OnHost
 		return m
 	}
@@ -94,7 +96,7 @@ func stateBytes(c moe.Config, l Layout, t Trainer, s Stage, i int) int64 {
 		return t.Scratch + int64(float64(t.State)*Stepped(s.Replicated, s.Divided, l)+0.5)
 	}
 	var replicated, experts int64
-	for _, tensor := range c.StageTensors(i, l.Size(comm.PP)) {
+	for _, tensor := range c.StageTensors(i, l.Size(comm.PP), l.VirtualStages) {
 		if !moe.Trained(tensor.Name) {
 			continue
 		}
@@ -182,8 +184,7 @@ func SumBytes(c moe.Config, l Layout, t Trainer, stage int) int64 {
 	// tensor: elements of the largest tensor; norm: elements of the final norm
 	type bucket struct{ elements, tensor, norm int64 }
 	var layers []bucket // without experts
-	from, to := c.StageLayers(stage, l.Size(comm.PP))
-	for i := from; i < to; i++ {
+	for _, i := range c.StageLayers(stage, l.Size(comm.PP), l.VirtualStages) {
 		elements, expert := c.LayerParameters(i)
 		largest := h * q
 		if expert > 0 {
@@ -236,14 +237,17 @@ func SumBytes(c moe.Config, l Layout, t Trainer, stage int) int64 {
 func over(n, by int64) int64 { return (n + by - 1) / by }
 
 // activations returns how many numbers a rank of stage i saves per token for the backward pass, in
-// all layers, and how many more it needs per token as scratch, the most of a layer, if the router
-// uses all experts equally. Both count allocations of package moe. Attention scores are not
-// included: the device computes them in blocks.
+// all layers of the group with the most, and how many more it needs per token as scratch, the most
+// of a layer, if the router uses all experts equally. Both count allocations of package moe.
+// Attention scores are not included: the device computes them in blocks.
 func activations(c moe.Config, l Layout, i int) (saved, scratch int64) {
-	from, to := c.StageLayers(i, l.Size(comm.PP))
-	for layer := from; layer < to; layer++ {
-		n, more := layerActivations(c, l, layer)
-		saved, scratch = saved+n, max(scratch, more)
+	for _, group := range c.StageGroups(i, l.Size(comm.PP), l.VirtualStages) {
+		of := int64(0) // the group
+		for layer := group.From; layer < group.To; layer++ {
+			n, more := layerActivations(c, l, layer)
+			of, scratch = of+n, max(scratch, more)
+		}
+		saved = max(saved, of)
 	}
 	return saved, scratch
 }

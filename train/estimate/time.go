@@ -167,8 +167,7 @@ func (m *Machine) seconds(p place, e Exchange, how collectives) float64 {
 // flops returns the FLOPs of stage i for one token in a forward and backward pass, and the
 // additional FLOPs of recomputation. Attention counts in full, without the causal mask.
 func flops(c moe.Config, l Layout, i int) (model, again float64) {
-	from, to := c.StageLayers(i, l.Size(comm.PP))
-	for layer := from; layer < to; layer++ {
+	for _, layer := range c.StageLayers(i, l.Size(comm.PP), l.VirtualStages) {
 		model += c.LayerFLOPs(layer, l.SequenceLength)
 		if l.Recompute == moe.RecomputeExperts {
 			again += 6 * float64(c.HiddenSize) * float64(c.ActiveWidth(layer))

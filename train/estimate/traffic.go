@@ -91,8 +91,8 @@ func OptimizerTraffic(replicated, divided int64, l Layout, t Trainer) []Exchange
 // and for other trainers only hidden states. With recomputation, the inputs of experts are sent
 // again; other trainers also send the outputs again.
 func dispatchTraffic(c moe.Config, i int, l Layout, t Trainer) []Exchange {
-	from, to := c.StageLayers(i, l.Size(comm.PP))
-	layers := len(c.ExpertLayers(from, to))
+	numbers := c.StageLayers(i, l.Size(comm.PP), l.VirtualStages)
+	layers := len(c.StageExpertLayers(i, l.Size(comm.PP), l.VirtualStages))
 	if l.Size(comm.EP) == 1 || layers == 0 {
 		return nil
 	}
@@ -107,14 +107,15 @@ func dispatchTraffic(c moe.Config, i int, l Layout, t Trainer) []Exchange {
 	// numbers of t.Activations bytes that a rank sends; numbers of 4 bytes; operations
 	var there, back, counts, callsThere, callsBack int64
 	if t.Own {
-		if (l.Size(comm.PP) == 1 || micro == 1) && c.HasExperts(to-1) {
+		if l.keepsLast(micro) && c.HasExperts(numbers[len(numbers)-1]) {
 			again = max(0, again-1) // the last layer is not recomputed
 		}
 		there = copies * (depth*(2*h+2*k) + again*h)
 		back = copies * depth * (2*h + k)
 		callsThere, callsBack, counts = micro*(3*depth+again), micro*2*depth, micro*(n-1)
-		if l.Dispatch == moe.AllGather {
-			callsThere += micro
+		if l.Dispatch == moe.AllGather { // in the forward pass of a group of layers
+			callsThere += micro * int64(l.virtualStages())
+			counts *= int64(l.virtualStages())
 		} else {
 			counts *= depth
 			callsThere += micro * depth
@@ -137,6 +138,12 @@ func dispatchTraffic(c moe.Config, i int, l Layout, t Trainer) []Exchange {
 		n*((there+back)*number+4*counts))}
 }
 
+// keepsLast reports whether the buffers that layers share still hold the values of the last layer's
+// forward pass in its backward pass. With several groups of layers, mula does not use them.
+func (l Layout) keepsLast(microBatches int64) bool {
+	return l.Size(comm.PP) == 1 || microBatches == 1 && l.virtualStages() == 1
+}
+
 // sequenceTraffic returns the exchanges per step between ranks that share sequences, for a rank of
 // a stage: in each layer and pass the operands of the attention and its result, and once the losses
 // of the sequences, 8 bytes each. A layer whose buffers no other layer has used since its forward
@@ -148,7 +155,7 @@ func sequenceTraffic(c moe.Config, s Stage, l Layout, t Trainer) []Exchange {
 	}
 	micro, depth := int64(l.MicroBatches()), int64(s.Layers)
 	again := depth
-	if l.Size(comm.PP) == 1 || micro == 1 {
+	if l.keepsLast(micro) {
 		again-- // the last layer
 	}
 	queries, all := int64(c.QueryWidth()), int64(c.QueryWidth()+2*c.KVWidth())
@@ -167,20 +174,22 @@ func sequenceTraffic(c moe.Config, s Stage, l Layout, t Trainer) []Exchange {
 }
 
 // PipelineTraffic returns the exchanges between stages per step: hidden states of each micro-batch
-// forward, and their gradients backward. mula also sends, in a separate message, the sums over
-// layers for the losses of the router, and their gradients: 2E+2 numbers of 8 bytes.
+// forward, and their gradients backward, from each group of layers to the next. mula also sends, in
+// a separate message, the sums over layers for the losses of the router, and their gradients: 2E+2
+// numbers of 8 bytes.
 func PipelineTraffic(c moe.Config, l Layout, t Trainer) []Exchange {
 	if l.Size(comm.PP) == 1 {
 		return nil
 	}
 	tokens := l.tokens()
-	calls, total := 2*l.MicroBatches(), tokens*int64(c.HiddenSize)*int64(t.Activations)
+	groups := l.virtualStages()
+	calls, total := 2*groups*l.MicroBatches(), tokens*int64(c.HiddenSize)*int64(t.Activations)
 	if t.Own && c.Experts > 0 {
 		calls *= 2
 		total += int64(l.MicroBatches()) * 8 * int64(2*c.Experts+2)
 	}
 	return []Exchange{exchange(ForPipeline, comm.OpSend, comm.PP, l.Size(comm.PP), calls,
-		2*int64(l.Size(comm.PP)-1)*total)}
+		2*int64(groups*l.Size(comm.PP)-1)*total)}
 }
 
 // Sizes in package train/votes, in bytes.
@@ -330,7 +339,7 @@ func (l Layout) sections() int { return (l.DataRanks() + l.section() - 1) / l.se
 // its experts: while they are added, as integers of 8 bytes with as many counts as fit, and in a
 // message to rank 0.
 func (l Layout) voteBytes(c moe.Config, stage int) (vote, tally, added, counts int64) {
-	layers := int64(len(c.ExpertLayers(c.StageLayers(stage, l.Size(comm.PP)))))
+	layers := int64(len(c.StageExpertLayers(stage, l.Size(comm.PP), l.VirtualStages)))
 	vote, tally = voteHead+8*layers, tallyHead+8*layers
 	if stage == l.Size(comm.PP)-1 {
 		vote += voteRow * int64(l.Sequences())

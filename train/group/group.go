@@ -141,6 +141,9 @@ type Group struct {
 	// same samples.
 	Sequence *comm.Comm
 
+	// Back is a second communicator of [comm.PP], if stages have several groups of layers; or nil.
+	Back *comm.Comm
+
 	Hosts   []string // of each rank
 	sharing int      // ranks on the same processors of this host, including this rank
 
@@ -152,6 +155,7 @@ type Options struct {
 	Fast          bool        // for [comm.Comm.SetFast]
 	InnerReplicas int         // for [comm.Mesh.SetInner]; 0 means 1
 	SequenceRanks int         // ranks that share each sequence; 0 means 1
+	VirtualStages int         // groups of layers of a pipeline stage; 0 means 1
 	Hosts         *comm.Hosts // of all ranks, which then run in this process; nil: their machines
 }
 
@@ -167,6 +171,9 @@ func New(ctx context.Context, world *comm.Comm, shape comm.Shape, options Option
 	}
 	if err == nil {
 		g.Sequence, err = mesh.Consecutive(ctx, comm.Data, max(1, options.SequenceRanks))
+	}
+	if err == nil && options.VirtualStages > 1 {
+		g.Back, err = mesh.Split(ctx, comm.PP)
 	}
 	if err != nil {
 		g.Close()

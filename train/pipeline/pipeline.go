@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"mula/moe"
 	"mula/train/collective"
@@ -21,6 +22,8 @@ import (
 // then reach the vote, which reports the error.
 type Pipeline struct {
 	group  *comm.Comm // a rank's number in it is its stage
+	back   *comm.Comm // the same ranks, for gradients
+	groups int        // of layers of each stage
 	Model  *moe.Model
 	device xpu.Device
 	length int // tokens of a row
@@ -28,9 +31,9 @@ type Pipeline struct {
 
 	experts bool // other ranks have experts of this stage, so each pass needs all ranks
 
-	in, out  relay      // of the current batch
-	none     *moe.Relay // for a batch without rows
-	computed []bool     // for each slot: the model has its batch
+	in, out relay       // of the current batch
+	none    *moe.Relay  // for a batch without rows
+	slots   []slotState // of the model
 
 	nonFinite bool // this stage computed non-finite values from finite input
 }
@@ -42,11 +45,15 @@ type relay struct {
 	host   []float32 // for its data, if the device does not share memory with the host
 }
 
-// New returns the pipeline of a rank.
-func New(mesh *comm.Mesh, m *moe.Model, sequenceLength int) (*Pipeline, error) {
-	p := &Pipeline{group: mesh.Group(comm.PP), Model: m, device: m.Device(), length: sequenceLength,
-		own: sequenceLength / m.Sequence().Size(), experts: mesh.Size(comm.EP) > 1}
-	p.computed = make([]bool, p.group.Size()-p.group.Rank())
+// New returns the pipeline of a rank. With several groups of layers, back is another communicator
+// of the group [comm.PP]: with two stages, hidden states and gradients go to the same rank, in an
+// order that differs between the two.
+func New(mesh *comm.Mesh, back *comm.Comm, m *moe.Model, sequenceLength int) (*Pipeline, error) {
+	p := &Pipeline{group: mesh.Group(comm.PP), back: back, groups: m.LayerGroups(), Model: m, device: m.Device(),
+		length: sequenceLength, own: sequenceLength / m.Sequence().Size(), experts: mesh.Size(comm.EP) > 1}
+	if p.groups == 1 {
+		p.back = p.group
+	}
 	if p.group.Size() == 1 {
 		return p, nil // no neighbour
 	}
@@ -73,28 +80,37 @@ func (p *Pipeline) TakeNonFinite(losses []float64) bool {
 	return found
 }
 
-// pass runs a forward pass (step 1) or a backward pass (step -1) of a batch of rows rows in this
-// stage. compute gets the input of one neighbour and the output for the other, nil without a
-// neighbour. After an error of pass, the stage cannot communicate.
-func (p *Pipeline) pass(ctx context.Context, step, rows int, compute func(in, out *moe.Relay) error) error {
-	from, to := p.group.Rank()-step, p.group.Rank()+step
-	in, err := p.relay(&p.in, from, rows)
+// last reports whether a group of this stage's layers is the last of the model, and first whether
+// it is the first.
+func (p *Pipeline) last(group int) bool  { return p.Last() && group == p.groups-1 }
+func (p *Pipeline) first(group int) bool { return p.group.Rank() == 0 && group == 0 }
+
+// pass runs a forward pass (step 1) or a backward pass (step -1) of a batch of rows rows in a group
+// of this stage's layers. compute gets the input of one neighbour and the output for the other, nil
+// without a neighbour. After an error of pass, the stage cannot communicate.
+func (p *Pipeline) pass(ctx context.Context, group, step, rows int, compute func(in, out *moe.Relay) error) error {
+	n, link, begins, ends := p.group.Size(), p.group, p.first(group), p.last(group)
+	if step < 0 {
+		link, begins, ends = p.back, ends, begins
+	}
+	from, to := (p.group.Rank()-step+n)%n, (p.group.Rank()+step+n)%n
+	in, err := p.relay(&p.in, begins, rows)
 	if err != nil {
 		return err
 	}
-	out, err := p.relay(&p.out, to, rows)
+	out, err := p.relay(&p.out, ends, rows)
 	if err != nil {
 		return err
 	}
 	var received []float32
 	if in != nil && rows > 0 {
 		received = xpu.HostBuffer(in.Hidden, &p.in.host)
-		if err := comm.Recv(ctx, p.group, from, received); err != nil {
+		if err := comm.Recv(ctx, link, from, received); err != nil {
 			return err
 		}
 		xpu.SetNumbers(p.device, in.Hidden, received)
 		if len(in.Router) > 0 {
-			if err := comm.Recv(ctx, p.group, from, in.Router); err != nil {
+			if err := comm.Recv(ctx, link, from, in.Router); err != nil {
 				return err
 			}
 		}
@@ -114,19 +130,19 @@ func (p *Pipeline) pass(ctx context.Context, step, rows int, compute func(in, ou
 	}
 	p.nonFinite = p.nonFinite || !moe.Finite(sent) && (in == nil || moe.Finite(received)) &&
 		!p.Model.NonFinite().Received
-	if err := comm.Send(ctx, p.group, to, sent); err != nil {
+	if err := comm.Send(ctx, link, to, sent); err != nil {
 		return err
 	}
 	if len(out.Router) > 0 {
-		return comm.Send(ctx, p.group, to, out.Router)
+		return comm.Send(ctx, link, to, out.Router)
 	}
 	return nil
 }
 
-// relay returns r for a batch of rows rows, or nil if the stage does not exist. Relays without rows
+// relay returns r for a batch of rows rows, or nil if there is no neighbour. Relays without rows
 // are not sent.
-func (p *Pipeline) relay(r *relay, stage, rows int) (*moe.Relay, error) {
-	if stage < 0 || stage == p.group.Size() {
+func (p *Pipeline) relay(r *relay, none bool, rows int) (*moe.Relay, error) {
+	if none {
 		return nil, nil
 	}
 	tokens := rows * p.own
@@ -184,10 +200,11 @@ func (s Step) batch(number int) (first, end int, batch moe.Batch) {
 	return first, end, s.Rows.Batch(first, end)
 }
 
-// setPass sets the options of the backward pass of a micro-batch that starts at row first.
+// setPass sets the options of the backward pass of a micro-batch that starts at row first. The last
+// micro-batch of a group of layers completes its buckets.
 func (s Step) setPass(number, first int, options *moe.BackwardOptions) {
 	options.FirstTarget = (s.Before + int64(first)) * int64(s.Rows.Length)
-	if number == s.Passes-1 {
+	if options.Done = nil; number == s.Passes-1 {
 		options.Done = s.Done
 	}
 }
@@ -248,29 +265,27 @@ func (p *Pipeline) whole(ctx context.Context, s Step, options moe.BackwardOption
 	return failed
 }
 
-// stages is Backward for one stage of several, with the schedule 1F1B (one forward, one
-// backward). Stage s of n starts with n-1-s forward passes, or fewer if there are fewer
-// micro-batches. Then every forward pass is followed by a backward pass. The remaining backward
-// passes end the step. Backward passes are in the order of micro-batches, and a stage keeps at most
-// n-s micro-batches.
+// stages is Backward for one stage of several, in the order of [schedule].
 func (p *Pipeline) stages(ctx context.Context, s Step, options moe.BackwardOptions,
 	each func(first, end int, stats moe.Stats)) error {
 	none := moe.Batch{SequenceLength: p.length}
-	slots := len(p.computed)
 	var failed error
 	lost := func(err error) error {
 		return &collective.BrokenError{Err: errors.Join(failed,
 			fmt.Errorf("step %d, pipeline stage %d: %w", s.Number, p.group.Rank(), err))}
 	}
-	forward := func(number int) error {
+	type key struct{ group, batch int }
+	slots := map[key]int{} // of the model's batches
+	forward := func(group, number int) error {
 		first, end, batch := s.batch(number)
-		slot := number % slots
-		return p.pass(ctx, 1, end-first, func(in, out *moe.Relay) error {
-			p.computed[slot] = false
+		slot := p.freeSlot()
+		slots[key{group, number}] = slot
+		p.Model.SelectLayers(group)
+		return p.pass(ctx, group, 1, end-first, func(in, out *moe.Relay) error {
 			if failed == nil {
 				err := p.Model.StageForward(ctx, slot, batch, in, out)
 				if err == nil {
-					p.computed[slot] = true
+					p.slots[slot].computed = true
 					return nil
 				}
 				if first == end {
@@ -288,12 +303,13 @@ func (p *Pipeline) stages(ctx context.Context, s Step, options moe.BackwardOptio
 			return p.Model.StageForward(ctx, slot, none, in, out)
 		})
 	}
-	backward := func(number int) error {
+	backward := func(group, number int) error {
 		first, end, _ := s.batch(number)
-		slot := number % slots
+		slot := slots[key{group, number}]
+		computed := p.slots[slot].computed
+		p.slots[slot] = slotState{}
 		s.setPass(number, first, &options)
-		return p.pass(ctx, -1, end-first, func(in, out *moe.Relay) error {
-			computed := p.computed[slot]
+		return p.pass(ctx, group, -1, end-first, func(in, out *moe.Relay) error {
 			if !computed {
 				in, out = p.blank(in, out)
 				if !p.experts {
@@ -307,23 +323,32 @@ func (p *Pipeline) stages(ctx context.Context, s Step, options moe.BackwardOptio
 			return err
 		})
 	}
-	ahead := min(slots-1, s.Passes)
-	for number := range ahead {
-		if err := forward(number); err != nil {
-			return lost(err)
+	for _, next := range schedule(p.group.Rank(), p.group.Size(), p.groups, s.Passes) {
+		run := forward
+		if next.backward {
+			run = backward
 		}
-	}
-	for number := range s.Passes {
-		if next := number + ahead; next < s.Passes {
-			if err := forward(next); err != nil {
-				return lost(err)
-			}
-		}
-		if err := backward(number); err != nil {
+		if err := run(next.group, next.batch); err != nil {
 			return lost(err)
 		}
 	}
 	return failed
+}
+
+// A slotState is the use of a slot of the model in a step.
+type slotState struct {
+	used     bool // from the forward pass to the backward pass
+	computed bool // the model has its batch
+}
+
+// freeSlot returns the first slot that is not used, and marks it as used.
+func (p *Pipeline) freeSlot() int {
+	i := slices.IndexFunc(p.slots, func(s slotState) bool { return !s.used })
+	if i < 0 {
+		i, p.slots = len(p.slots), append(p.slots, slotState{})
+	}
+	p.slots[i] = slotState{used: true}
+	return i
 }
 
 // Loss computes the losses of a batch without a backward pass. The last stage has the losses. A
@@ -351,39 +376,41 @@ func (p *Pipeline) Loss(ctx context.Context, batch moe.Batch, rows int) (moe.Sta
 	return stats, comm.AllReduce(ctx, sequence, stats.RowLoss)
 }
 
-// loss is [Pipeline.Loss] of a rank that has complete rows.
+// loss is [Pipeline.Loss] of a rank that has complete rows. The batch passes one group of layers
+// after the other.
 func (p *Pipeline) loss(ctx context.Context, batch moe.Batch, rows int) (stats moe.Stats, err error) {
 	var failed error
-	note := []byte{1}
-	err = p.pass(ctx, 1, rows, func(in, out *moe.Relay) error {
-		if in != nil {
-			if err := comm.Send(ctx, p.group, p.group.Rank()-1, note); err != nil {
-				return err
+	note, n := []byte{1}, p.group.Size()
+	for group := range p.groups {
+		p.Model.SelectLayers(group)
+		err = p.pass(ctx, group, 1, rows, func(in, out *moe.Relay) error {
+			if in != nil {
+				if err := comm.Send(ctx, p.group, (p.group.Rank()-1+n)%n, note); err != nil {
+					return err
+				}
 			}
-		}
-		if batch.Rows == rows {
-			if stats, failed = p.Model.StageLoss(ctx, batch, in, out); failed == nil {
+			if batch.Rows == rows && failed == nil {
+				var err error
+				if stats, err = p.Model.StageLoss(ctx, batch, in, out); err == nil {
+					return nil
+				}
+				if failed = err; rows == 0 {
+					return failed
+				}
+			}
+			in, out = p.blank(in, out)
+			if !p.experts {
 				return nil
 			}
-			if rows == 0 {
-				return failed
-			}
+			_, err := p.Model.StageLoss(ctx, moe.Batch{SequenceLength: p.length}, in, out)
+			return err
+		})
+		if err == nil && !p.last(group) {
+			err = comm.Recv(ctx, p.group, (p.group.Rank()+1)%n, note)
 		}
-		in, out = p.blank(in, out)
-		if !p.experts {
-			return nil
+		if err != nil {
+			break
 		}
-		_, err := p.Model.StageLoss(ctx, moe.Batch{SequenceLength: p.length}, in, out)
-		return err
-	})
-	if err == nil && !p.Last() {
-		err = comm.Recv(ctx, p.group, p.group.Rank()+1, note)
 	}
 	return stats, errors.Join(failed, err)
-}
-
-// Bubble returns the fraction of a step in which pipeline stages are idle, because they wait for
-// the first and the last micro-batches of other stages.
-func Bubble(stages, microBatches int) float64 {
-	return float64(stages-1) / float64(microBatches+stages-1)
 }

@@ -21,6 +21,7 @@ func TestPipelineLoss(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	c.Layers = 4 // two groups of each stage
 	whole, err := moe.New(c, checkpointtest.Device(t, 1))
 	if err != nil {
 		t.Fatal(err)
@@ -33,7 +34,8 @@ func TestPipelineLoss(t *testing.T) {
 		t.Fatal(err)
 	}
 	const stages = 2
-	for _, ep := range []int{1, 2} {
+	for _, test := range []struct{ ep, virtual int }{{1, 1}, {2, 1}, {1, 2}, {2, 2}} {
+		ep := test.ep
 		optimizertest.Together(t, stages*ep, func(world *comm.Comm) error {
 			ctx := context.Background()
 			mesh, err := comm.NewMesh(ctx, world, comm.NewShape(map[comm.Axes]int{comm.PP: stages, comm.EP: ep}))
@@ -42,12 +44,17 @@ func TestPipelineLoss(t *testing.T) {
 			}
 			defer mesh.Close()
 			d := checkpointtest.Device(t, 1)
-			m, err := moe.NewParallel(c, d, moe.Parallel{Mesh: mesh, Dispatch: moe.AllToAll})
+			m, err := moe.NewParallel(c, d, moe.Parallel{Mesh: mesh, Dispatch: moe.AllToAll,
+				VirtualStages: test.virtual})
 			if err != nil {
 				return err
 			}
 			m.Init(1)
-			p, err := New(mesh, m, good.SequenceLength)
+			back, err := mesh.Split(ctx, comm.PP)
+			if err != nil {
+				return err
+			}
+			p, err := New(mesh, back, m, good.SequenceLength)
 			if err != nil {
 				return err
 			}
@@ -83,7 +90,8 @@ func TestStageTensors(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.Layers = 5
-	for stages := 1; stages <= 5; stages++ {
+	for _, test := range []struct{ stages, virtual int }{{1, 1}, {2, 1}, {3, 1}, {4, 1}, {5, 1}, {2, 2}} {
+		stages := test.stages
 		var all []string
 		meshes := make([]*comm.Mesh, stages)
 		optimizertest.Together(t, stages, func(world *comm.Comm) (err error) {
@@ -92,24 +100,25 @@ func TestStageTensors(t *testing.T) {
 			return err
 		})
 		for stage := range stages {
-			m, err := moe.NewParallel(c, checkpointtest.Device(t, 1), moe.Parallel{Mesh: meshes[stage]})
+			m, err := moe.NewParallel(c, checkpointtest.Device(t, 1), moe.Parallel{Mesh: meshes[stage],
+				VirtualStages: test.virtual})
 			if err != nil {
 				t.Fatal(err)
 			}
 			var held, want []string
-			for _, tensor := range c.StageTensors(stage, stages) {
+			for _, tensor := range c.StageTensors(stage, stages, test.virtual) {
 				held = append(held, tensor.Name)
 			}
 			for _, p := range m.Parameters() {
 				want = append(want, p.Name)
 			}
 			if diff := cmp.Diff(want, held); diff != "" {
-				t.Errorf("stage %d of %d:\n%s", stage, stages, diff)
+				t.Errorf("stage %d of %+v:\n%s", stage, test, diff)
 			}
 			all = append(all, held...)
 		}
 		if len(all) != len(c.Tensors()) {
-			t.Errorf("%d stages have %d tensors of %d", stages, len(all), len(c.Tensors()))
+			t.Errorf("%+v have %d tensors of %d", test, len(all), len(c.Tensors()))
 		}
 	}
 }

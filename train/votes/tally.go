@@ -236,10 +236,7 @@ func (v *Votes) tallyStages(ctx context.Context, m *record.StepMetrics) (err err
 		v.decisions[decideLoss] += t.totals.RowLoss
 		v.decisions[decideAux] += t.totals.Aux
 		v.decisions[decideZ] += t.totals.Z
-		m.RouterEntropy = append(m.RouterEntropy, t.entropy...)
-		for ; len(counts) > 0; counts = counts[v.model.Experts:] {
-			m.ExpertTokens = append(m.ExpertTokens, slices.Clone(counts[:v.model.Experts]))
-		}
+		v.place(m, stage, t.entropy, counts)
 		v.Sources, v.Hasher = t.sources, t.hasher // the last stage has them
 		v.decisions[decisionCount+stage] = float64(t.totals.Median)
 		for i, seconds := range t.totals.Times {
@@ -258,6 +255,23 @@ func (v *Votes) tallyStages(ctx context.Context, m *record.StepMetrics) (err err
 	})
 	m.SlowestRanks = m.SlowestRanks[:min(len(m.SlowestRanks), recordedRanks)]
 	return nil
+}
+
+// place adds the entropies and the counts of a stage's layers with experts to m, in the order of
+// the model's layers.
+func (v *Votes) place(m *record.StepMetrics, stage int, entropy []float64, counts []int64) {
+	if len(entropy) == 0 {
+		return
+	}
+	all := v.model.ExpertLayers(0, v.model.Layers)
+	if m.RouterEntropy == nil {
+		m.RouterEntropy, m.ExpertTokens = make([]float64, len(all)), make([][]int64, len(all))
+	}
+	for i, layer := range v.model.StageExpertLayers(stage, v.stages, v.virtual) {
+		at, _ := slices.BinarySearch(all, layer)
+		m.RouterEntropy[at] = entropy[i]
+		m.ExpertTokens[at] = slices.Clone(counts[i*v.model.Experts:][:v.model.Experts])
+	}
 }
 
 // sumCounts adds v.counts over the ranks of the stage. An expert gets a token at most once, so that

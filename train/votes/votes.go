@@ -46,6 +46,7 @@ type Votes struct {
 	ranks   *group.Group
 	model   moe.Config
 	stages  int
+	virtual int // groups of layers of a stage
 	slots   int // rows of a rank in a step
 	sources int
 	first   int64 // position of the step
@@ -96,10 +97,12 @@ type Own struct {
 }
 
 // New returns the votes of a run with batchSize rows in a step, from the given number of sources.
-func New(ranks *group.Group, model moe.Config, batchSize, sources int) *Votes {
+// Each pipeline stage has the given number of groups of layers; see [moe.Config.StageGroups].
+func New(ranks *group.Group, model moe.Config, virtualStages, batchSize, sources int) *Votes {
 	n := ranks.Size(comm.Data)
-	v := &Votes{ranks: ranks, model: model, stages: ranks.Size(comm.PP), slots: batchSize / ranks.Readers(),
-		sources: sources, section: sectionOf(n), decisions: make([]float64, decisionCount+ranks.Size(comm.PP))}
+	v := &Votes{ranks: ranks, model: model, stages: ranks.Size(comm.PP), virtual: virtualStages,
+		slots: batchSize / ranks.Readers(), sources: sources, section: sectionOf(n),
+		decisions: make([]float64, decisionCount+ranks.Size(comm.PP))}
 	stage := ranks.OwnIndex(comm.PP)
 	v.own, v.other = make([]uint64, v.voteWords(stage)), make([]uint64, v.voteWords(stage))
 	v.counts = make([]int64, v.layers(stage)*model.Experts)
@@ -110,7 +113,7 @@ func New(ranks *group.Group, model moe.Config, batchSize, sources int) *Votes {
 
 // layers returns the number of layers with experts of a stage.
 func (v *Votes) layers(stage int) int {
-	return len(v.model.ExpertLayers(v.model.StageLayers(stage, v.stages)))
+	return len(v.model.StageExpertLayers(stage, v.stages, v.virtual))
 }
 
 // voteWords returns the length of a vote of a stage.

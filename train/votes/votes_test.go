@@ -35,7 +35,7 @@ func TestExchange(t *testing.T) {
 			}
 			defer g.Close()
 			g.Hosts = []string{"a", "a", "b", "b"}
-			v := New(g, moe.Config{}, 4, 4)
+			v := New(g, moe.Config{}, 1, 4, 4)
 			m := record.StepMetrics{Step: 2, First: 8, AuxLoss: 1}
 			own := Own{Tensor: -1, NonFinite: slices.Contains(bad, g.Rank())}
 			if slices.Contains(bad, g.Rank()-1) { // the last stage has the loss
@@ -81,10 +81,12 @@ func TestExchange(t *testing.T) {
 // and all ranks get its error.
 func TestExchangeIsOrdered(t *testing.T) {
 	const sources, slots, step, tokens = 3, 2, 7, 1000
-	for _, sizes := range []struct{ dp, pp, ep int }{{1, 1, 1}, {2, 1, 1}, {2, 3, 2}, {7, 1, 1}, {3, 2, 3},
-		{17, 1, 1}} {
+	for _, sizes := range []struct{ dp, pp, ep, virtual int }{{1, 1, 1, 1}, {2, 1, 1, 1}, {2, 3, 2, 1}, {7, 1, 1, 1},
+		{3, 2, 3, 1}, {17, 1, 1, 1}, {2, 2, 1, 2}} {
 		shape := comm.NewShape(map[comm.Axes]int{comm.ExpertDP: sizes.dp, comm.PP: sizes.pp, comm.EP: sizes.ep})
-		for _, model := range []moe.Config{{Layers: 5}, {Architecture: moe.OLMoE, Layers: 5, Experts: 9}} {
+		for _, model := range []moe.Config{{Layers: 5}, {Architecture: moe.OLMoE, Layers: 5, Experts: 9},
+			{Architecture: moe.Qwen3MoE, Layers: 5, Experts: 3, DenseLayers: "1"}} {
+			withExperts := model.ExpertLayers(0, model.Layers)
 			ranks, batch := shape.Ranks(), slots*shape.Size(comm.Data)
 			first := int64(step * batch)
 			metrics, rows := make([]record.StepMetrics, ranks), make([][]Row, ranks)
@@ -95,8 +97,8 @@ func TestExchangeIsOrdered(t *testing.T) {
 			sums := make([]SourceSums, sources)
 			var hasher fingerprint.Hasher
 			if model.Experts > 0 {
-				want.RouterEntropy = make([]float64, model.Layers)
-				for range model.Layers {
+				want.RouterEntropy = make([]float64, len(withExperts))
+				for range withExperts {
 					want.ExpertTokens = append(want.ExpertTokens, make([]int64, model.Experts))
 				}
 			}
@@ -108,8 +110,11 @@ func TestExchangeIsOrdered(t *testing.T) {
 					Waiting: record.Seconds(rank), Update: 0.5, Saving: record.Seconds(2 * rank)}
 				want.RankSeconds.Add(seconds[rank])
 				stage := shape.Index(rank, comm.PP)
-				from, to := model.StageLayers(stage, sizes.pp)
-				for layer := from; layer < to && model.Experts > 0 && rank%4 != 2; layer++ { // the others have no rows
+				for layer, number := range withExperts {
+					if rank%4 == 2 || !slices.ContainsFunc(model.StageGroups(stage, sizes.pp, sizes.virtual),
+						func(l moe.Layers) bool { return number >= l.From && number < l.To }) {
+						continue // some ranks have no rows
+					}
 					entropy, counts := random(), make([]int64, model.Experts)
 					want.RouterEntropy[layer] += entropy
 					m.RouterEntropy = append(m.RouterEntropy, entropy)
@@ -148,7 +153,7 @@ func TestExchangeIsOrdered(t *testing.T) {
 				}
 				defer g.Close()
 				g.Hosts = slices.Repeat([]string{"host"}, ranks)
-				v := New(g, model, batch, sources)
+				v := New(g, model, sizes.virtual, batch, sources)
 				stage, reader := g.OwnIndex(comm.PP), int64(g.OwnIndex(comm.Data))
 				for failed := range ranks {
 					m := record.StepMetrics{Step: step, First: first, Tokens: tokens, AuxLoss: 1, ZLoss: 1}
