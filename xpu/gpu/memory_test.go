@@ -233,7 +233,7 @@ func TestCache(t *testing.T) {
 	d.cache = opencl.NewCache(folder)
 	for range 2 {
 		kernels, err := d.build(t.Context(), d.program("memory.cl", ""))
-		if err != nil || len(kernels) != 3 {
+		if err != nil || len(kernels) != 4 {
 			t.Fatalf("%d kernels, %v", len(kernels), err)
 		}
 		for _, k := range kernels {
