@@ -6,176 +6,157 @@ import (
 	"mula/xpu"
 )
 
+// added returns the result of a product as a tensor that the product reads, if it adds to it.
+func added(dst xpu.Tensor, o xpu.MatMulOptions) reads {
+	if o.Accumulate {
+		return reads{dst}
+	}
+	return nil
+}
+
 // MatMul multiplies matrices; see [xpu.Products].
 func (d *Device) MatMul(dst, a, b xpu.Tensor, o xpu.MatMulOptions) {
-	d.writes(dst)
-	if d.works(dst, a, b) {
+	if d.works(added(dst, o), writes{dst}, a, b) {
 		d.inner.MatMul(dst, a, b, o)
 	}
 }
 
 // GroupedMatMul multiplies groups of rows; see [xpu.Products].
 func (d *Device) GroupedMatMul(dst, a, b, counts xpu.Tensor, o xpu.MatMulOptions) {
-	d.writes(dst)
-	if d.works(dst, a, b, counts) {
+	if d.works(append(added(dst, o), counts), writes{dst}, a, b) {
 		d.inner.GroupedMatMul(dst, a, b, counts, o)
 	}
 }
 
 // GroupedWeightGrad computes the gradients of the matrices of groups; see [xpu.Products].
 func (d *Device) GroupedWeightGrad(dst, a, b, counts xpu.Tensor, o xpu.MatMulOptions) {
-	d.writes(dst)
-	if d.works(dst, a, b, counts) {
+	if d.works(append(added(dst, o), counts), writes{dst}, a, b) {
 		d.inner.GroupedWeightGrad(dst, a, b, counts, o)
 	}
 }
 
 // Zero sets x to zero.
 func (d *Device) Zero(x xpu.Tensor) {
-	d.writes(x)
-	if d.works(x) {
+	if d.works(nil, writes{x}) {
 		d.inner.Zero(x)
 	}
 }
 
 // Copy sets dst to x.
 func (d *Device) Copy(dst, x xpu.Tensor) {
-	d.reads(x)
-	d.writes(dst)
-	if d.works(dst, x) {
+	if d.works(reads{x}, writes{dst}) {
 		d.inner.Copy(dst, x)
 	}
 }
 
 // Add sets dst to x + y.
 func (d *Device) Add(dst, x, y xpu.Tensor) {
-	d.reads(x, y)
-	d.writes(dst)
-	if d.works(dst, x, y) {
+	if d.works(reads{x, y}, writes{dst}) {
 		d.inner.Add(dst, x, y)
 	}
 }
 
 // Combine combines matrices; see [xpu.Layers].
 func (d *Device) Combine(dst, x, y xpu.Tensor, a, b, c float32) {
-	if d.works(dst, x, y) {
+	if d.works(reads{x, y}, writes{dst}) {
 		d.inner.Combine(dst, x, y, a, b, c)
 	}
 }
 
 // Embed looks up rows of a table; see [xpu.Layers].
 func (d *Device) Embed(dst, table, ids xpu.Tensor) {
-	d.writes(dst)
-	if d.works(dst, table, ids) {
+	if d.works(reads{table, ids}, writes{dst}) {
 		d.inner.Embed(dst, table, ids)
 	}
 }
 
 // EmbedGrad is the gradient of Embed; see [xpu.Layers].
 func (d *Device) EmbedGrad(dtable, dx, ids xpu.Tensor, skip int32) {
-	d.reads(dx)
-	if d.works(dtable, dx, ids) {
+	if d.works(reads{dtable, dx, ids}, writes{dtable}) {
 		d.inner.EmbedGrad(dtable, dx, ids, skip)
 	}
 }
 
 // Normalize computes the norm of rows; see [xpu.Layers].
 func (d *Device) Normalize(h, x xpu.Tensor, n xpu.Norm, known bool) {
-	d.reads(x)
-	d.writes(h)
-	if d.works(h, x, n.Weight, n.Mean, n.RStd) {
+	r, w := reads{x, n.Weight}, writes{h}
+	if known {
+		r = append(r, n.Mean, n.RStd)
+	} else {
+		w = append(w, n.Mean, n.RStd)
+	}
+	if d.works(r, w) {
 		d.inner.Normalize(h, x, n, known)
 	}
 }
 
 // NormGrad computes the gradient of a norm; see [xpu.Layers].
 func (d *Device) NormGrad(dx, dh, x xpu.Tensor, n xpu.Norm, dweight xpu.Tensor) {
-	d.reads(dx, dh, x)
-	if d.works(dx, dh, x, n.Weight, n.Mean, n.RStd, dweight) {
+	if d.works(reads{dx, dh, x, n.Weight, n.Mean, n.RStd, dweight}, writes{dx, dh, dweight}) {
 		d.inner.NormGrad(dx, dh, x, n, dweight)
 	}
 }
 
-func projections(p xpu.Projections) []xpu.Tensor {
-	return []xpu.Tensor{p.QKV, p.QWeight, p.KWeight, p.RQ, p.RK, p.Cos, p.Sin, p.Q, p.K, p.V}
-}
-
 // SplitHeads splits projections into heads; see [xpu.Layers].
 func (d *Device) SplitHeads(p xpu.Projections) {
-	d.reads(p.QKV)
-	d.writes(p.Q, p.K, p.V)
-	if d.works(projections(p)...) {
+	r, w := reads{p.QKV, p.QWeight, p.KWeight, p.Cos, p.Sin}, writes{p.Q, p.K, p.V}
+	if p.Known {
+		r = append(r, p.RQ, p.RK)
+	} else {
+		w = append(w, p.RQ, p.RK)
+	}
+	if d.works(r, w) {
 		d.inner.SplitHeads(p)
 	}
 }
 
 // JoinHeads computes the gradients of projections from the gradients of heads; see [xpu.Layers].
 func (d *Device) JoinHeads(p xpu.Projections, dqkv, dk, dv, dqWeight, dkWeight xpu.Tensor) {
-	d.reads(p.QKV, dqkv, dk, dv)
-	d.writes(dqkv)
-	if d.works(append(projections(p), dqkv, dk, dv, dqWeight, dkWeight)...) {
+	r := reads{p.QKV, p.QWeight, p.KWeight, p.RQ, p.RK, p.Cos, p.Sin, dqkv, dk, dv, dqWeight, dkWeight}
+	if d.works(r, writes{dqkv, dqWeight, dkWeight}, p.Q, p.K, p.V) {
 		d.inner.JoinHeads(p, dqkv, dk, dv, dqWeight, dkWeight)
 	}
 }
 
-func latentHeads(l xpu.LatentHeads) []xpu.Tensor {
-	return []xpu.Tensor{l.Queries, l.KeysValues, l.Rotated, l.Cos, l.Sin, l.Q, l.K, l.V}
-}
-
 // SplitLatent splits projections of latent attention into heads; see [xpu.Layers].
 func (d *Device) SplitLatent(l xpu.LatentHeads) {
-	d.reads(l.Queries, l.KeysValues, l.Rotated)
-	d.writes(l.Q, l.K, l.V)
-	if d.works(latentHeads(l)...) {
+	if d.works(reads{l.Queries, l.KeysValues, l.Rotated, l.Cos, l.Sin}, writes{l.Q, l.K, l.V}) {
 		d.inner.SplitLatent(l)
 	}
 }
 
 // JoinLatent computes the gradients of projections of latent attention; see [xpu.Layers].
 func (d *Device) JoinLatent(l xpu.LatentHeads, dq, dk, dv xpu.Tensor) {
-	d.reads(dq, dk, dv)
-	d.writes(l.Queries, l.KeysValues, l.Rotated)
-	if d.works(append(latentHeads(l), dq, dk, dv)...) {
+	if d.works(reads{l.Cos, l.Sin, dq, dk, dv}, writes{l.Queries, l.KeysValues, l.Rotated}, l.Q, l.K, l.V) {
 		d.inner.JoinLatent(l, dq, dk, dv)
 	}
 }
 
 // CopyColumns copies columns; see [xpu.Layers].
 func (d *Device) CopyColumns(dst, x xpu.Tensor) {
-	d.reads(x)
-	d.writes(dst)
-	if d.works(dst, x) {
+	if d.works(reads{x}, writes{dst}) {
 		d.inner.CopyColumns(dst, x)
 	}
 }
 
 // Attend computes causal attention; see [xpu.Layers].
 func (d *Device) Attend(a xpu.Attention) {
-	d.reads(a.Q, a.K, a.V)
-	d.writes(a.Context)
-	if d.works(a.Q, a.K, a.V, a.Context, a.LSE, a.Begin) {
+	if d.works(reads{a.Q, a.K, a.V, a.Begin}, writes{a.Context, a.LSE}) {
 		d.inner.Attend(a)
 	}
 }
 
 // AttendGrad computes the gradients of an attention; see [xpu.Layers].
 func (d *Device) AttendGrad(a xpu.Attention, dcontext, dqkv, dk, dv xpu.Tensor) {
-	d.reads(a.Q, a.K, a.V, a.Context, dcontext)
-	d.writes(dqkv, dk, dv)
-	if d.works(a.Q, a.K, a.V, a.Context, a.LSE, a.Begin, dcontext, dqkv, dk, dv) {
+	if d.works(reads{a.Q, a.K, a.V, a.Context, a.LSE, a.Begin, dcontext}, writes{dqkv, dk, dv}) {
 		d.inner.AttendGrad(a, dcontext, dqkv, dk, dv)
 	}
 }
 
-func routing(r xpu.Routing) []xpu.Tensor {
-	return []xpu.Tensor{r.Probs, r.LSE, r.Weight, r.Chosen, r.Counts, r.RowOf, r.TokenOf, r.Bias}
-}
-
 // Route computes a router's distribution and choices; see [xpu.Layers].
 func (d *Device) Route(r xpu.Routing, logits xpu.Tensor, uniform bool, stats *xpu.RouterStats) {
-	d.reads(logits)
 	computed := xpu.RouterStats{Probs: make([]float64, len(stats.Probs)), Counts: make([]int64, len(stats.Counts))}
-	if d.works(append(routing(r), logits)...) {
+	if d.works(reads{logits, r.Bias}, writes{r.Probs, r.LSE, r.Chosen, r.Counts}, r.RowOf, r.TokenOf, r.Weight) {
 		d.inner.Route(r, logits, uniform, &computed)
 	}
 	probs, counts := stats.Probs, stats.Counts
@@ -195,62 +176,55 @@ func (d *Device) Route(r xpu.Routing, logits xpu.Tensor, uniform bool, stats *xp
 
 // SortRows orders choices by expert; see [xpu.Layers].
 func (d *Device) SortRows(r xpu.Routing) {
-	if d.works(routing(r)...) {
+	if d.works(reads{r.Probs, r.Chosen, r.Counts}, writes{r.RowOf, r.TokenOf, r.Weight}, r.LSE, r.Bias) {
 		d.inner.SortRows(r)
 	}
 }
 
 // RouteGrad computes the gradient of a router's logits; see [xpu.Layers].
 func (d *Device) RouteGrad(r xpu.Routing, dlogits, slope, dweight xpu.Tensor, zFactor float64) {
-	d.writes(dlogits)
-	if d.works(append(routing(r), dlogits, slope, dweight)...) {
+	if d.works(reads{r.Probs, r.LSE, r.Chosen, r.RowOf, slope, dweight}, writes{dlogits}, r.Counts, r.TokenOf,
+		r.Weight, r.Bias) {
 		d.inner.RouteGrad(r, dlogits, slope, dweight, zFactor)
 	}
 }
 
 // GatherRows copies rows; see [xpu.Layers].
 func (d *Device) GatherRows(dst, x, tokenOf xpu.Tensor) {
+	r, operands := reads{tokenOf}, []xpu.Tensor{x}
 	if !dst.IsOperand() {
-		d.reads(x)
+		r, operands = append(r, x), nil
 	}
-	d.writes(dst)
-	if d.works(dst, x, tokenOf) {
+	if d.works(r, writes{dst}, operands...) {
 		d.inner.GatherRows(dst, x, tokenOf)
 	}
 }
 
 // SumRows adds the rows of each token; see [xpu.Layers].
 func (d *Device) SumRows(dst, x, y, rowOf xpu.Tensor) {
-	d.reads(x, y)
-	d.writes(dst)
-	if d.works(dst, x, y, rowOf) {
+	if d.works(reads{x, y, rowOf}, writes{dst}) {
 		d.inner.SumRows(dst, x, y, rowOf)
 	}
 }
 
 // SwiGLU computes the activation of experts; see [xpu.Layers].
 func (d *Device) SwiGLU(act, gateUp, weight xpu.Tensor) {
-	d.reads(gateUp)
-	d.writes(act)
-	if d.works(act, gateUp, weight) {
+	if d.works(reads{gateUp, weight}, writes{act}) {
 		d.inner.SwiGLU(act, gateUp, weight)
 	}
 }
 
 // SwiGLUGrad is the gradient of SwiGLU; see [xpu.Layers].
 func (d *Device) SwiGLUGrad(gateUp, act, dact, weight, dweight xpu.Tensor) {
-	d.reads(gateUp, dact)
-	d.writes(gateUp, act)
-	if d.works(gateUp, act, dact, weight, dweight) {
+	if d.works(reads{gateUp, dact, weight}, writes{gateUp, act, dact, dweight}) {
 		d.inner.SwiGLUGrad(gateUp, act, dact, weight, dweight)
 	}
 }
 
 // CrossEntropy computes cross entropies of targets; see [xpu.Layers].
 func (d *Device) CrossEntropy(c xpu.CrossEntropy) {
-	d.reads(c.Logits)
 	loss, computed := d.result(c.Loss)
-	if d.works(c.Logits, c.Targets) {
+	if d.works(reads{c.Logits, c.Targets}, writes{c.Logits, c.Targets}) {
 		c.Loss = loss
 		d.inner.CrossEntropy(c)
 	}
@@ -259,9 +233,8 @@ func (d *Device) CrossEntropy(c xpu.CrossEntropy) {
 
 // SumSquares sums the squares of blocks; see [xpu.Layers].
 func (d *Device) SumSquares(stretches []xpu.Tensor, sums []float64) {
-	d.reads(stretches...)
 	sums, computed := d.result(sums)
-	if d.works(stretches...) {
+	if d.works(stretches, nil) {
 		d.inner.SumSquares(stretches, sums)
 	}
 	computed()
@@ -269,9 +242,8 @@ func (d *Device) SumSquares(stretches []xpu.Tensor, sums []float64) {
 
 // Checksums computes the checksums of blocks; see [xpu.Layers].
 func (d *Device) Checksums(stretches []xpu.Tensor, sums []uint64) {
-	d.reads(stretches...)
 	computed := make([]uint64, len(sums))
-	if d.works(stretches...) {
+	if d.works(stretches, nil) {
 		d.inner.Checksums(stretches, computed)
 	}
 	for i := range sums {
@@ -282,13 +254,18 @@ func (d *Device) Checksums(stretches []xpu.Tensor, sums []uint64) {
 
 // Update updates weights and optimizer state; see [xpu.Layers].
 func (d *Device) Update(u xpu.Update, stretches []xpu.Moments, before, change []float64) {
-	var operands []xpu.Tensor
+	var r reads
+	var w writes
 	for _, s := range stretches {
-		operands = append(operands, s.Weight, s.Grad, s.M, s.V)
+		r = append(r, s.Weight, s.Grad, s.M, s.V)
+		w = append(w, s.Weight, s.M, s.V)
+		if u.ReplacesGrad {
+			w = append(w, s.Grad)
+		}
 	}
 	before, computedBefore := d.result(before)
 	change, computedChange := d.result(change)
-	if d.works(operands...) {
+	if d.works(r, w) {
 		d.inner.Update(u, stretches, before, change)
 	}
 	computedBefore()

@@ -124,7 +124,6 @@ func (d *Device) New(dtype xpu.DType, shape ...int) (xpu.Tensor, error) {
 // Release releases a tensor; see [xpu.Memory].
 func (d *Device) Release(t xpu.Tensor) {
 	checkOwn(t)
-	d.writes(t)
 	d.inner.Release(t)
 	switch t.DType() {
 	case xpu.Int32:
@@ -136,6 +135,7 @@ func (d *Device) Release(t xpu.Tensor) {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	d.record(nil, writes{t})
 	d.bytes -= int64(t.DType().Bytes() * t.Elements())
 }
 
@@ -147,30 +147,28 @@ func poison[E any](x []E, value E) {
 
 // Write copies src to a tensor.
 func (d *Device) Write(t xpu.Tensor, src []float32) {
-	d.writes(t)
-	if d.works(t) {
+	if d.works(nil, writes{t}) {
 		d.inner.Write(t, src)
 	}
 }
 
 // WriteHalves copies src to a tensor.
 func (d *Device) WriteHalves(t xpu.Tensor, src []uint16) {
-	if d.works(t) {
+	if d.works(nil, writes{t}) {
 		d.inner.WriteHalves(t, src)
 	}
 }
 
 // WriteInts copies src to a tensor.
 func (d *Device) WriteInts(t xpu.Tensor, src []int32) {
-	if d.works(t) {
+	if d.works(nil, writes{t}) {
 		d.inner.WriteInts(t, src)
 	}
 }
 
 // Read waits and copies a tensor to the host.
 func (d *Device) Read(ctx context.Context, dst []float32, t xpu.Tensor) error {
-	checkOwn(t)
-	d.reads(t)
+	d.checkRead(t)
 	if err := d.Wait(ctx); err != nil {
 		return err
 	}
@@ -179,7 +177,7 @@ func (d *Device) Read(ctx context.Context, dst []float32, t xpu.Tensor) error {
 
 // ReadHalves waits and copies a tensor to the host.
 func (d *Device) ReadHalves(ctx context.Context, dst []uint16, t xpu.Tensor) error {
-	checkOwn(t)
+	d.checkRead(t)
 	if err := d.Wait(ctx); err != nil {
 		return err
 	}
@@ -188,11 +186,19 @@ func (d *Device) ReadHalves(ctx context.Context, dst []uint16, t xpu.Tensor) err
 
 // ReadInts waits and copies a tensor to the host.
 func (d *Device) ReadInts(ctx context.Context, dst []int32, t xpu.Tensor) error {
-	checkOwn(t)
+	d.checkRead(t)
 	if err := d.Wait(ctx); err != nil {
 		return err
 	}
 	return d.inner.ReadInts(ctx, dst, t)
+}
+
+// checkRead panics if the host must not read the tensor.
+func (d *Device) checkRead(t xpu.Tensor) {
+	checkOwn(t)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.record(reads{t}, nil)
 }
 
 // Wait sets host results, or returns the error of a failed device. With a done context it sets
@@ -217,49 +223,54 @@ func (d *Device) Wait(ctx context.Context) error {
 // Capacity returns the limit set with SetCapacity.
 func (d *Device) Capacity() int64 { return d.capacity }
 
-// works reports whether commands are executed. It panics if an operand is memory of the host.
-func (d *Device) works(operands ...xpu.Tensor) bool {
-	checkOwn(operands...)
+// The tensors that a command reads, and its results. A result that the command also reads is in
+// both.
+type (
+	reads  []xpu.Tensor
+	writes []xpu.Tensor
+)
+
+// works records a command and reports whether it is executed. operands are the tensors that may
+// have been written for products alone: operands of products, and tensors that the command does not
+// use. works panics if the command must not get one of the tensors.
+func (d *Device) works(r reads, w writes, operands ...xpu.Tensor) bool {
+	all := slices.Concat[[]xpu.Tensor](r, w, operands)
+	checkOwn(all...)
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.open()
 	for _, written := range d.written {
-		for _, t := range operands {
-			for _, w := range written {
-				if overlap(t, w) {
-					panic(fmt.Sprintf("discrete: transfers without Join wrote a tensor of shape %v", t.Shape()))
-				}
+		for _, t := range all {
+			if overlapsAny(t, written) {
+				panic(fmt.Sprintf("discrete: transfers without Join wrote a tensor of shape %v", t.Shape()))
 			}
 		}
 	}
+	d.record(r, w)
 	return d.failed == nil
 }
 
-// reads panics if a command that is no product reads a matrix that was written for products alone.
-func (d *Device) reads(tensors ...xpu.Tensor) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	for _, t := range tensors {
-		for _, o := range d.operands {
-			if overlap(t, o) {
-				panic(fmt.Sprintf("discrete: a command reads a tensor of shape %v that was written for products alone",
-					t.Shape()))
-			}
+// record panics if a command reads a matrix that was written for products alone, and records the
+// results that are written for products alone. The other results are for all commands again. The
+// caller holds the lock.
+func (d *Device) record(r reads, w writes) {
+	for _, t := range r {
+		if overlapsAny(t, d.operands) {
+			panic(fmt.Sprintf("discrete: a command reads a tensor of shape %v that was written for products alone",
+				t.Shape()))
 		}
 	}
-}
-
-// writes records the results of a command that are written for products alone. The other results
-// are for all commands again.
-func (d *Device) writes(results ...xpu.Tensor) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	for _, t := range results {
+	for _, t := range w {
 		d.operands = slices.DeleteFunc(d.operands, func(o xpu.Tensor) bool { return overlap(t, o) })
 		if t.IsOperand() && t.Elements() > 0 {
 			d.operands = append(d.operands, t)
 		}
 	}
+}
+
+// overlapsAny reports whether a tensor shares memory with one of others.
+func overlapsAny(t xpu.Tensor, others []xpu.Tensor) bool {
+	return slices.ContainsFunc(others, func(o xpu.Tensor) bool { return overlap(t, o) })
 }
 
 // overlap reports whether two tensors share memory, gaps included.

@@ -2,7 +2,9 @@ package discrete_test
 
 import (
 	"errors"
+	"fmt"
 	"math"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -206,10 +208,12 @@ func TestOperands(t *testing.T) {
 	}
 	d.Add(x.AsOperand(), y, y)
 	for name, f := range map[string]func(){
-		"Add":           func() { d.Add(z, x, y) },
-		"Read":          func() { _ = d.Read(t.Context(), make([]float32, 2), x.Index(1)) },
-		"rows for all":  func() { d.GatherRows(z, x, ids) },
-		"sum of blocks": func() { d.SumSquares([]xpu.Tensor{x.Flat()}, make([]float64, 1)) },
+		"Add":            func() { d.Add(z, x, y) },
+		"Read":           func() { _ = d.Read(t.Context(), make([]float32, 2), x.Index(1)) },
+		"rows for all":   func() { d.GatherRows(z, x, ids) },
+		"sum of blocks":  func() { d.SumSquares([]xpu.Tensor{x.Flat()}, make([]float64, 1)) },
+		"sums to add to": func() { d.MatMul(x, y, y, xpu.MatMulOptions{Accumulate: true}) },
+		"Transfers.Copy": func() { d.Transfers().Copy(z, x) },
 	} {
 		func() {
 			defer func() {
@@ -228,4 +232,86 @@ func TestOperands(t *testing.T) {
 	if err := d.Read(t.Context(), got, z); err != nil || !slices.Equal(got, []float32{10, 12, 14, 16}) {
 		t.Errorf("the numbers are %v, %v", got, err)
 	}
+}
+
+// unread lists the tensors that commands get but do not read, or only read as operands of products.
+// A number is an argument.
+var unread = []string{
+	"GroupedMatMul 1", "GroupedMatMul 2", "GroupedWeightGrad 1", "GroupedWeightGrad 2", "JoinHeads 0.K",
+	"JoinHeads 0.Q", "JoinHeads 0.V", "JoinLatent 0.K", "JoinLatent 0.Q", "JoinLatent 0.V", "MatMul 1", "MatMul 2",
+	"Route 0.RowOf", "Route 0.TokenOf", "Route 0.Weight", "RouteGrad 0.Counts", "RouteGrad 0.RouterKind.Bias",
+	"RouteGrad 0.TokenOf", "RouteGrad 0.Weight", "SortRows 0.LSE", "SortRows 0.RouterKind.Bias",
+}
+
+// TestEveryTensor tests each tensor of each command, one after the other. Memory of the host is
+// refused. A matrix that was written for products alone is refused or overwritten, except for the
+// tensors of unread.
+func TestEveryTensor(t *testing.T) {
+	d := device(t, xpu.FP32)
+	own, host := floats(t, d, 1), xpu.Of(make([]float32, 1), 1)
+	d.Fail(errors.New("commands are checked and not executed"))
+	refused := func(f func()) (is bool) {
+		defer func() { is = recover() != nil }()
+		f()
+		return
+	}
+	var kept []string
+	for _, commands := range []reflect.Type{reflect.TypeFor[xpu.Products](), reflect.TypeFor[xpu.Layers]()} {
+		for i := range commands.NumMethod() {
+			command := commands.Method(i)
+			arguments, tensors := argumentsOf(command.Type)
+			call := func() { reflect.ValueOf(d).MethodByName(command.Name).Call(arguments) }
+			for place, x := range tensors {
+				name := command.Name + " " + place
+				*x = host
+				if !refused(call) {
+					t.Errorf("%s: memory of the host was not refused", name)
+				}
+				*x = own
+				d.Zero(own.AsOperand())
+				if !refused(call) && refused(func() { d.Copy(xpu.Tensor{}, own) }) {
+					kept = append(kept, name)
+				}
+				*x = xpu.Tensor{}
+				if refused(call) {
+					t.Errorf("%s: the command was refused without tensors", name)
+				}
+			}
+		}
+	}
+	slices.Sort(kept)
+	if !slices.Equal(kept, unread) {
+		t.Errorf("matrices for products alone remain after\n%q, want\n%q", kept, unread)
+	}
+}
+
+// argumentsOf returns zero arguments for a command, with slices of one element, and all tensors in
+// them by number of the argument and name of the field.
+func argumentsOf(command reflect.Type) (arguments []reflect.Value, tensors map[string]*xpu.Tensor) {
+	tensors = map[string]*xpu.Tensor{}
+	var visit func(name string, v reflect.Value)
+	visit = func(name string, v reflect.Value) {
+		if x, ok := v.Addr().Interface().(*xpu.Tensor); ok {
+			tensors[name] = x
+			return
+		}
+		switch v.Kind() {
+		case reflect.Pointer:
+			v.Set(reflect.New(v.Type().Elem()))
+			visit(name, v.Elem())
+		case reflect.Slice:
+			v.Set(reflect.MakeSlice(v.Type(), 1, 1))
+			visit(name, v.Index(0))
+		case reflect.Struct:
+			for i := range v.NumField() {
+				visit(name+"."+v.Type().Field(i).Name, v.Field(i))
+			}
+		}
+	}
+	for i := range command.NumIn() {
+		v := reflect.New(command.In(i)).Elem()
+		visit(fmt.Sprint(i), v)
+		arguments = append(arguments, v)
+	}
+	return arguments, tensors
 }

@@ -2,6 +2,7 @@ package discrete
 
 import (
 	"context"
+	"slices"
 
 	"mula/xpu"
 )
@@ -17,54 +18,43 @@ func (d *Device) Transfers() xpu.Transfers {
 	return &transfers{d}
 }
 
-// works reports whether copies are executed.
-func (t *transfers) works(operands ...xpu.Tensor) bool {
-	checkOwn(operands...)
-	return t.failed() == nil
-}
-
-func (t *transfers) failed() error {
+// works records a copy and reports whether it is executed.
+func (t *transfers) works(r reads, w writes) bool {
+	checkOwn(slices.Concat[[]xpu.Tensor](r, w)...)
 	t.d.mu.Lock()
 	defer t.d.mu.Unlock()
 	t.d.open()
-	return t.d.failed
-}
-
-// writes is works for a copy that writes x.
-func (t *transfers) writes(x xpu.Tensor) bool {
-	works := t.works(x)
-	t.d.mu.Lock()
-	defer t.d.mu.Unlock()
-	t.d.written[t] = append(t.d.written[t], x)
-	return works
+	t.d.record(r, w)
+	t.d.written[t] = append(t.d.written[t], w...)
+	return t.d.failed == nil
 }
 
 func (t *transfers) Write(x xpu.Tensor, src []float32) {
-	if t.writes(x) {
+	if t.works(nil, writes{x}) {
 		t.d.inner.Write(x, src)
 	}
 }
 
 func (t *transfers) WriteHalves(x xpu.Tensor, src []uint16) {
-	if t.writes(x) {
+	if t.works(nil, writes{x}) {
 		t.d.inner.WriteHalves(x, src)
 	}
 }
 
 func (t *transfers) WriteInts(x xpu.Tensor, src []int32) {
-	if t.writes(x) {
+	if t.works(nil, writes{x}) {
 		t.d.inner.WriteInts(x, src)
 	}
 }
 
 func (t *transfers) Copy(dst, x xpu.Tensor) {
-	if t.works(x) && t.writes(dst) {
+	if t.works(reads{x}, writes{dst}) {
 		t.d.inner.Copy(dst, x)
 	}
 }
 
 func (t *transfers) Read(ctx context.Context, dst []float32, x xpu.Tensor) error {
-	checkOwn(x)
+	t.d.checkRead(x)
 	if err := t.Wait(ctx); err != nil {
 		return err
 	}
@@ -72,7 +62,7 @@ func (t *transfers) Read(ctx context.Context, dst []float32, x xpu.Tensor) error
 }
 
 func (t *transfers) ReadHalves(ctx context.Context, dst []uint16, x xpu.Tensor) error {
-	checkOwn(x)
+	t.d.checkRead(x)
 	if err := t.Wait(ctx); err != nil {
 		return err
 	}
@@ -80,7 +70,7 @@ func (t *transfers) ReadHalves(ctx context.Context, dst []uint16, x xpu.Tensor) 
 }
 
 func (t *transfers) ReadInts(ctx context.Context, dst []int32, x xpu.Tensor) error {
-	checkOwn(x)
+	t.d.checkRead(x)
 	if err := t.Wait(ctx); err != nil {
 		return err
 	}
@@ -88,8 +78,11 @@ func (t *transfers) ReadInts(ctx context.Context, dst []int32, x xpu.Tensor) err
 }
 
 func (t *transfers) Wait(ctx context.Context) error {
-	if err := t.failed(); err != nil {
-		return err
+	t.d.mu.Lock()
+	defer t.d.mu.Unlock()
+	t.d.open()
+	if t.d.failed != nil {
+		return t.d.failed
 	}
 	return ctx.Err()
 }

@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -226,15 +228,17 @@ func TestRoom(t *testing.T) {
 	}
 }
 
-// Programs go through the cache of the options.
+// Programs go through the cache of the options, with all their kernels.
 func TestCache(t *testing.T) {
 	d := newTest(t, xpu.FP32, processorShape)
 	folder := t.TempDir()
 	d.cache = opencl.NewCache(folder)
+	memory := d.program("memory.cl", "")
+	want := slices.Sorted(slices.Values(memory.kernels))
 	for range 2 {
-		kernels, err := d.build(t.Context(), d.program("memory.cl", ""))
-		if err != nil || len(kernels) != 4 {
-			t.Fatalf("%d kernels, %v", len(kernels), err)
+		kernels, err := d.build(t.Context(), memory)
+		if got := slices.Sorted(maps.Keys(kernels)); err != nil || !slices.Equal(got, want) {
+			t.Fatalf("the kernels are %q, want %q; error %v", got, want, err)
 		}
 		for _, k := range kernels {
 			k.Release()
