@@ -1,6 +1,6 @@
-// Package pickle reads and writes Python's pickles of plain data: numbers, texts, bytes, lists,
-// tuples, sets, dicts, and objects of classes that the caller names. It runs no code of a pickle. A
-// pickle with any other global is refused, and the error names the global.
+// Package pickle reads Python's pickles of plain data: numbers, texts, bytes, lists, tuples, sets,
+// dicts, and objects of classes that the caller names. It runs no code of a pickle. A pickle with
+// any other global is refused, and the error names the global.
 //
 // https://docs.python.org/3.14/library/pickletools.html defines the opcodes. The reader knows the
 // opcodes that protocols 2 to 5 write, without buffers outside the pickle.
@@ -51,9 +51,6 @@ func (d *Dict) Get(key string) (Value, bool) {
 	return d.Pairs[i].Value, true
 }
 
-// Set adds an entry whose key is a text.
-func (d *Dict) Set(key string, value Value) { d.Pairs = append(d.Pairs, Pair{key, value}) }
-
 // A Global is a class or a function by its name: its module, a dot, and its name in the module.
 type Global string
 
@@ -102,7 +99,10 @@ type Options struct {
 	// objects.
 	Call       func(g Global, args Tuple) (Value, bool, error)
 	Persistent func(Value) (Value, error) // returns the value of a persistent id; nil: there are none
-	MaxBytes   int                        // of the pickle; 0: 256 MiB
-	MaxValues  int                        // of all values, lists' entries and memos; 0: 32 million
-	MaxDepth   int                        // of nested lists, tuples and dicts; 0: 1000
 }
+
+// Limits of a pickle, besides its bytes, which the caller limits.
+const (
+	maxValues = 32 << 20 // all values, entries of lists and memos
+	maxDepth  = 1000     // nested lists, tuples and dicts
+)

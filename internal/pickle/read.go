@@ -2,6 +2,7 @@ package pickle
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"math"
 	"math/big"
@@ -74,23 +75,18 @@ const (
 const maxLong = 4096
 
 // Read reads a pickle, which ends at the last byte of data.
-func Read(data []byte, o Options) (Value, error) {
-	r := &reader{data: data, options: o, values: orElse(o.MaxValues, 32<<20), depth: orElse(o.MaxDepth, 1000)}
-	if most := orElse(o.MaxBytes, 256<<20); len(data) > most {
-		return nil, fmt.Errorf("the pickle has %d bytes; the maximum is %d", len(data), most)
-	}
+func Read(data []byte, o Options) (Value, error) { return read(data, o, maxValues) }
+
+func read(data []byte, o Options, values int) (Value, error) {
+	r := &reader{data: data, options: o, values: values}
 	v, err := r.run()
+	if errors.Is(err, errCorrupt) {
+		err = fmt.Errorf("%w; copy the file again", err)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("pickle at byte %d: %w", r.opcode, err)
 	}
 	return v, nil
-}
-
-func orElse(value, other int) int {
-	if value == 0 {
-		return other
-	}
-	return value
 }
 
 // A reader is the machine that the opcodes describe.
@@ -100,7 +96,6 @@ type reader struct {
 	opcode  int // the first byte of the current instruction
 	options Options
 	values  int // that may still be made
-	depth   int
 
 	stack []Value
 	marks []int // lengths of the stack
@@ -130,8 +125,8 @@ func (r *reader) run() (Value, error) {
 		if err := r.step(op[0]); err != nil {
 			return nil, err
 		}
-		if len(r.marks) > r.depth {
-			return nil, fmt.Errorf("more than %d nested lists, tuples or dicts", r.depth)
+		if len(r.marks) > maxDepth {
+			return nil, fmt.Errorf("more than %d nested lists, tuples or dicts", maxDepth)
 		}
 	}
 }
@@ -413,15 +408,12 @@ func (r *reader) call(g Global, args Tuple) (Value, error) {
 	}
 	switch g {
 	case "collections.OrderedDict", "builtins.dict":
-		d := &Dict{}
-		if len(args) == 0 {
-			return d, nil
-		}
-		list, ok := args[0].(*List)
-		if !ok || len(args) != 1 {
+		items, ok := entries(args)
+		if !ok {
 			return wrong()
 		}
-		for _, item := range list.Items {
+		d := &Dict{}
+		for _, item := range items {
 			var pair []Value
 			switch item := item.(type) {
 			case Tuple:
@@ -434,20 +426,15 @@ func (r *reader) call(g Global, args Tuple) (Value, error) {
 			}
 			d.Pairs = append(d.Pairs, Pair{pair[0], pair[1]})
 		}
-		return d, nil
+		return d, r.count(len(items))
 	case "collections.defaultdict":
 		return &Dict{}, nil // the argument is the default
 	case "builtins.set", "builtins.frozenset", "__builtin__.set":
-		s := &List{}
-		if len(args) == 0 {
-			return s, nil
-		}
-		list, ok := args[0].(*List)
-		if !ok || len(args) != 1 {
+		items, ok := entries(args)
+		if !ok {
 			return wrong()
 		}
-		s.Items = slices.Clone(list.Items)
-		return s, r.count(len(s.Items))
+		return &List{slices.Clone(items)}, r.count(len(items))
 	case "_codecs.encode":
 		if len(args) != 2 {
 			return wrong()
@@ -473,6 +460,19 @@ func (r *reader) call(g Global, args Tuple) (Value, error) {
 		}
 	}
 	return &Object{Class: g, Args: args}, nil
+}
+
+// entries returns the entries of a new container: of the list that is the only argument, or none
+// without arguments.
+func entries(args Tuple) ([]Value, bool) {
+	if len(args) == 0 {
+		return nil, true
+	}
+	list, ok := args[0].(*List)
+	if !ok || len(args) != 1 {
+		return nil, false
+	}
+	return list.Items, true
 }
 
 // container executes an instruction on lists, tuples, dicts and sets.
@@ -504,9 +504,7 @@ func (r *reader) container(op byte) error {
 		switch op {
 		case opTuple:
 			v = Tuple(items)
-		case opList:
-			v = &List{items}
-		case opFrozenSet:
+		case opList, opFrozenSet:
 			v = &List{items}
 		default:
 			d := &Dict{}

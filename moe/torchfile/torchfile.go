@@ -1,6 +1,6 @@
-// Package torchfile reads and writes the files of torch.save: a zip archive with a pickle, whose
-// tensors refer to other members of the archive. Tensors are read and written in chunks. The
-// package runs no code of a pickle; see [mula/internal/pickle].
+// Package torchfile reads the files of torch.save: a zip archive with a pickle, whose tensors refer
+// to other members of the archive. Tensors are read in chunks. The package runs no code of a
+// pickle; see [mula/internal/pickle].
 //
 // The form is defined by torch/serialization.py and torch/_utils.py of PyTorch 2.15. The tar form
 // of torch 1.5 and older is not read.
@@ -109,12 +109,13 @@ func parse(r io.ReaderAt, size int64, name string, allowed func(pickle.Global) b
 	return f, nil
 }
 
-const maxPickle = 256 << 20
+const maxPickle = 256 << 20 // bytes
 
 func (f *File) read(size int64, allowed func(pickle.Global) bool) error {
 	archive, err := zip.NewReader(f.r, size)
 	if errors.Is(err, zip.ErrFormat) {
-		return fmt.Errorf("not a file of torch.save, or cut short: %w; save it again with PyTorch 1.6 or newer", err)
+		return fmt.Errorf("cut short, or not a file of torch.save (%w); copy the file again, or save it with PyTorch "+
+			"1.6 or newer", err)
 	} else if err != nil {
 		return err
 	}
@@ -128,21 +129,20 @@ func (f *File) read(size int64, allowed func(pickle.Global) bool) error {
 		}
 		f.members[name] = m
 	}
-	order, err := f.text("byteorder", 16)
-	if err == nil && order != "little" {
-		err = fmt.Errorf("the byte order is %q; only little is supported", order)
+	if f.members["byteorder"] != nil { // older versions of torch have none
+		order, err := f.content("byteorder", 16)
+		if err == nil && string(order) != "little" {
+			err = fmt.Errorf("the byte order is %q; only little is supported", order)
+		}
+		if err != nil {
+			return err
+		}
 	}
-	if f.members["byteorder"] == nil { // older versions of torch
-		err = nil
-	}
+	data, err := f.content("data.pkl", maxPickle)
 	if err != nil {
 		return err
 	}
-	text, err := f.text("data.pkl", maxPickle)
-	if err != nil {
-		return err
-	}
-	f.Root, err = pickle.Read([]byte(text), pickle.Options{
+	f.Root, err = pickle.Read(data, pickle.Options{
 		Allowed: func(g pickle.Global) bool {
 			_, isStorage := storages[g]
 			return isStorage || tensorGlobals[g] || allowed != nil && allowed(g)
@@ -153,20 +153,20 @@ func (f *File) read(size int64, allowed func(pickle.Global) bool) error {
 	return err
 }
 
-// text reads a member of at most most bytes.
-func (f *File) text(name string, most int64) (string, error) {
+// content reads a member of at most most bytes.
+func (f *File) content(name string, most int64) ([]byte, error) {
 	at, n, err := f.locate(name)
 	if err != nil {
-		return "", err
+		return nil, err
 	}
 	if n > most {
-		return "", fmt.Errorf("%s has %d bytes; the maximum is %d", name, n, most)
+		return nil, fmt.Errorf("%s has %d bytes; the maximum is %d", name, n, most)
 	}
 	b := make([]byte, n)
 	if err := f.readAt(b, at); err != nil {
-		return "", fmt.Errorf("%s: %w", name, err)
+		return nil, fmt.Errorf("%s: %w", name, err)
 	}
-	return string(b), nil
+	return b, nil
 }
 
 // locate returns the first byte and the size of a member.

@@ -172,42 +172,6 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-func TestWrite(t *testing.T) {
-	var out bytes.Buffer
-	root := &pickle.Dict{}
-	fill := func(pieces ...[]float32) func(func([]float32) error) error {
-		return func(write func([]float32) error) error {
-			for _, p := range pieces {
-				if err := write(p); err != nil {
-					return err
-				}
-			}
-			return nil
-		}
-	}
-	root.Set("a", &NewTensor{[]int{2, 2}, fill([]float32{1, 2, 3}, []float32{4})})
-	root.Set("b", &pickle.List{Items: []pickle.Value{pickle.Tuple{&NewTensor{nil, fill([]float32{5})}, "x"}}})
-	if err := Write(&out, root); err != nil {
-		t.Fatal(err)
-	}
-	f, err := read(out.Bytes())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got := values(t, f, "a", 0, 4); !slices.Equal(got, []float32{1, 2, 3, 4}) {
-		t.Errorf("%v", got)
-	}
-	b, _ := f.Root.(*pickle.Dict).Get("b")
-	if n, err := b.(*pickle.List).Items[0].(pickle.Tuple)[0].(*Tensor).Number(); n != 5 || err != nil {
-		t.Errorf("%v, %v", n, err)
-	}
-	for _, wrong := range [][]float32{{1}, {1, 2, 3}} {
-		if err := Write(io.Discard, &NewTensor{[]int{2}, fill(wrong)}); err == nil {
-			t.Errorf("wrote %d of 2 elements", len(wrong))
-		}
-	}
-}
-
 func FuzzRead(f *testing.F) {
 	f.Add(unpacked(f, saved))
 	f.Add(unpacked(f, hostile))

@@ -1,5 +1,5 @@
 // Package foreign has the training states of other frameworks: weights, moments of AdamW, and
-// progress. Its sub-packages read and write the checkpoints of one framework each.
+// progress. Its sub-packages read the checkpoints of one framework each.
 package foreign
 
 import (
