@@ -6,13 +6,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 
 	"mula/xpu/comm"
 )
 
 // Decide sends the questions of all ranks to rank 0, which computes an answer for each of them, and
 // returns the answer to this rank's question. Rank 0 calls decide with all questions, in the order
-// of the ranks. If decide fails, all ranks return its error.
+// of the ranks. If decide fails, or an answer cannot be sent, all ranks return the error.
 //
 // Unlike [Gather], a rank receives only its own answer. The first rank of each section of about √n
 // ranks also relays the questions and answers of its section, and rank 0 receives all questions in
@@ -44,17 +45,13 @@ func Decide[Q, A any](ctx context.Context, world *comm.Comm, question Q,
 		if decideErr == nil {
 			answers, decideErr = decide(questions)
 		}
-		replies = make([][]byte, len(texts))
-		for r := range replies {
-			var one reply
-			if decideErr != nil {
-				one.Error = decideErr.Error()
-			} else {
-				one.Answer = answers[r]
-			}
-			if replies[r], err = json.Marshal(one); err != nil {
-				replies[r], decideErr = nil, err
-			}
+		for r := 0; r < len(answers) && decideErr == nil; r++ {
+			text, decideErr = json.Marshal(reply{Answer: answers[r]})
+			replies = append(replies, text)
+		}
+		if decideErr != nil {
+			text, _ := json.Marshal(reply{Error: decideErr.Error()}) // a text always has JSON
+			replies = slices.Repeat([][]byte{text}, len(texts))
 		}
 	}
 	text, err = distribute(ctx, world, replies)
@@ -71,8 +68,10 @@ func Decide[Q, A any](ctx context.Context, world *comm.Comm, question Q,
 	return own.Answer, nil
 }
 
-// sectionOf returns the number of ranks in a section of n ranks; the last section may have fewer.
-func sectionOf(n int) int {
+// Section returns the number of ranks in a section of n ranks, which is ⌈√n⌉. The last section may
+// have fewer. The first rank of a section relays the messages of the section, so that no rank sends
+// or receives n messages.
+func Section(n int) int {
 	section := 1
 	for section*section < n {
 		section++
@@ -83,7 +82,7 @@ func sectionOf(n int) int {
 // collect returns the texts of all ranks on rank 0, in order, and nil on other ranks. The ranks of
 // a section send their texts to its first rank, which sends them to rank 0.
 func collect(ctx context.Context, world *comm.Comm, text []byte) ([][]byte, error) {
-	n, own, section := world.Size(), world.Rank(), sectionOf(world.Size())
+	n, own, section := world.Size(), world.Rank(), Section(world.Size())
 	first := own - own%section
 	if own != first {
 		return nil, send(ctx, world, first, [][]byte{text})
@@ -115,7 +114,7 @@ func collect(ctx context.Context, world *comm.Comm, text []byte) ([][]byte, erro
 
 // distribute is the inverse of collect: it returns on each rank its text of the texts of rank 0.
 func distribute(ctx context.Context, world *comm.Comm, texts [][]byte) ([]byte, error) {
-	n, own, section := world.Size(), world.Rank(), sectionOf(world.Size())
+	n, own, section := world.Size(), world.Rank(), Section(world.Size())
 	first := own - own%section
 	var err error
 	switch {

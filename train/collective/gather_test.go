@@ -64,13 +64,13 @@ func TestGather(t *testing.T) {
 }
 
 // Decide returns to each rank its answer. Only rank 0 sees all questions, and only it and the first
-// ranks of sections send the messages of others. An error of rank 0, and an invalid question, fail
-// on all ranks.
+// ranks of sections send the messages of others. An error of rank 0, an invalid question, and an
+// invalid answer fail on all ranks.
 func TestDecide(t *testing.T) {
 	t.Parallel()
 	for _, n := range []int{1, 2, 7, 16, 17} {
 		optimizertest.Together(t, n, func(world *comm.Comm) error {
-			ctx, rank, section := context.Background(), world.Rank(), sectionOf(n)
+			ctx, rank, section := context.Background(), world.Rank(), Section(n)
 			question, called := strings.Repeat("q", 1000+rank), false
 			world.ResetTraffic()
 			answer, err := Decide(ctx, world, question, func(all []string) (answers []string, err error) {
@@ -105,6 +105,14 @@ func TestDecide(t *testing.T) {
 			if err == nil ||
 				rank < n-1 && !strings.Contains(err.Error(), fmt.Sprint("invalid message from rank ", n-1)) {
 				return fmt.Errorf("a question that JSON does not have: %w", err)
+			}
+			_, err = Decide(ctx, world, rank, func(all []int) ([]any, error) {
+				answers := make([]any, len(all))
+				answers[len(all)-1] = func() {}
+				return answers, nil
+			})
+			if err == nil || !strings.Contains(err.Error(), "unsupported type") {
+				return fmt.Errorf("an answer that JSON does not have: %w", err)
 			}
 			return nil
 		})

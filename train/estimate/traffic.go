@@ -6,6 +6,7 @@ import (
 
 	"mula/blend/fingerprint"
 	"mula/moe"
+	"mula/train/collective"
 	"mula/xpu"
 	"mula/xpu/comm"
 )
@@ -328,9 +329,8 @@ func normBlocks(c moe.Config) (blocks int64) {
 // decisions is the number of bytes that rank 0 tells all ranks.
 func (l Layout) decisions() int64 { return decisionSize + decisionMore*int64(l.Size(comm.PP)) }
 
-// section is the number of ranks of a stage in a section, about the square root; see package
-// train/votes.
-func (l Layout) section() int { return int(math.Ceil(math.Sqrt(float64(l.DataRanks())))) }
+// section is the number of ranks of a stage in a section of package train/votes.
+func (l Layout) section() int { return collective.Section(l.DataRanks()) }
 
 // sections is the number of sections of a stage.
 func (l Layout) sections() int { return (l.DataRanks() + l.section() - 1) / l.section() }

@@ -124,16 +124,6 @@ func (t *tally) read(b []byte) error {
 	return t.hasher.UnmarshalBinary(b)
 }
 
-// sectionOf returns the number of ranks in a section of a stage with n ranks; the last section may
-// have fewer.
-func sectionOf(n int) int {
-	section := 1
-	for section*section < n {
-		section++
-	}
-	return section
-}
-
 // tallyStage sets the tally of the first rank of each stage to the votes of all its ranks. The
 // ranks of a stage are divided into about √n sections of about √n ranks. The first rank of a
 // section gets the tally of the sections before it, adds the votes of its section in order, and

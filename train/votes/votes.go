@@ -101,7 +101,7 @@ type Own struct {
 func New(ranks *group.Group, model moe.Config, virtualStages, batchSize, sources int) *Votes {
 	n := ranks.Size(comm.Data)
 	v := &Votes{ranks: ranks, model: model, stages: ranks.Size(comm.PP), virtual: virtualStages,
-		slots: batchSize / ranks.Readers(), sources: sources, section: sectionOf(n),
+		slots: batchSize / ranks.Readers(), sources: sources, section: collective.Section(n),
 		decisions: make([]float64, decisionCount+ranks.Size(comm.PP))}
 	stage := ranks.OwnIndex(comm.PP)
 	v.own, v.other = make([]uint64, v.voteWords(stage)), make([]uint64, v.voteWords(stage))
