@@ -346,7 +346,7 @@ func (c *writer) plan(ctx context.Context, world *comm.Comm) error {
 	for _, r := range c.ranges {
 		own.Ranges = append(own.Ranges, [4]int{r.tensor, r.state, r.begin, r.end})
 	}
-	a, err := collective.Decide(ctx, world, own, c.assign)
+	a, err := collective.Decide(ctx, world, own, c.decide)
 	if err != nil {
 		return err
 	}
@@ -359,8 +359,8 @@ func (c *writer) plan(ctx context.Context, world *comm.Comm) error {
 	return nil
 }
 
-// assign decides on rank 0 what each rank writes, and sets the indexes.
-func (c *writer) assign(all []contribution) ([]assignment, error) {
+// decide returns on rank 0 what each rank writes, and sets the indexes.
+func (c *writer) decide(all []contribution) ([]assignment, error) {
 	result, runs := make([]assignment, len(all)), make([][]indexRun, len(all))
 	for r, other := range all {
 		runs[r] = other.Runs

@@ -22,7 +22,6 @@ import (
 	"mula/internal/filesystem"
 	"mula/internal/filesystem/objectfs"
 	"mula/internal/objects"
-	"mula/internal/strictjson"
 	"mula/shards"
 )
 
@@ -98,7 +97,13 @@ func (u *Upload) Close() {
 // Run writes the copy. A record is copied up to its size when Run reads it. progress, which may be
 // nil, is called now and then from several goroutines.
 func (u *Upload) Run(ctx context.Context, progress func()) error {
-	if err := objects.Remove(ctx, u.url(modelManifest)); err != nil { // of a run that went back
+	// The step has a model only if a run went back. Removing a missing object needs the permission
+	// to remove, and leaves a marker in a bucket with versions.
+	_, err := objects.Stat(ctx, u.url(modelManifest))
+	if err == nil {
+		err = objects.Remove(ctx, u.url(modelManifest))
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("copying checkpoint %s: %w", u.name, err)
 	}
 	g, gctx := errgroup.WithContext(ctx)
@@ -108,7 +113,7 @@ func (u *Upload) Run(ctx context.Context, progress func()) error {
 			g.Go(func() error { return objects.Upload(gctx, u.url(name), reporting{f, progress}, nil) })
 		}
 	}
-	err := g.Wait()
+	err = g.Wait()
 	if err == nil {
 		err = objects.Upload(ctx, u.url(manifestFile), reporting{u.files[manifestFile], progress}, nil)
 	}
@@ -281,16 +286,13 @@ func (s Store) remove(ctx context.Context, c *storedCopy) error {
 func (s Store) keepModel(ctx context.Context, c *storedCopy) error {
 	base := s.url + "/" + Name(c.step) + "/"
 	if !c.model {
-		text, _, err := objects.ReadFile(ctx, base+manifestFile, maxStateFile)
+		m, _, err := fetchManifest(ctx, base)
 		if err != nil {
 			return err
 		}
-		var m manifest
-		if err := strictjson.Decode(text, &m); err != nil {
-			return fmt.Errorf("%s: %w", base+manifestFile, err)
-		}
 		maps.DeleteFunc(m.Files, func(name string, _ shards.FileInfo) bool { return onlyResumes(name) })
-		if text, err = jsonText(m); err == nil {
+		text, err := jsonText(m)
+		if err == nil {
 			err = objects.WriteFile(ctx, base+modelManifest, text)
 		}
 		if err != nil {
@@ -364,13 +366,9 @@ func (s Store) Download(ctx context.Context, step int64, dir, runDir string) (er
 			err = fmt.Errorf("fetching checkpoint %s from %s: %w", name, s.url, err)
 		}
 	}()
-	text, _, err := objects.ReadFile(ctx, base+manifestFile, maxStateFile)
+	m, text, err := fetchManifest(ctx, base)
 	if err != nil {
 		return err
-	}
-	var m manifest
-	if err := strictjson.Decode(text, &m); err != nil {
-		return fmt.Errorf("%s: %w", base+manifestFile, err)
 	}
 	temp := filepath.Join(dir, "."+name+atomicfile.TempSuffix)
 	if err := errors.Join(os.MkdirAll(dir, 0o755), os.RemoveAll(temp), os.Mkdir(temp, 0o755)); err != nil {
@@ -404,6 +402,15 @@ func (s Store) Download(ctx context.Context, step int64, dir, runDir string) (er
 		}
 	}
 	return publish(temp, filepath.Join(dir, name))
+}
+
+// fetchManifest returns the manifest of the copy with the prefix base, and its text.
+func fetchManifest(ctx context.Context, base string) (m manifest, text []byte, err error) {
+	text, _, err = objects.ReadFile(ctx, base+manifestFile, maxStateFile)
+	if err == nil {
+		err = decode(base+manifestFile, text, &m)
+	}
+	return m, text, err
 }
 
 // fetch writes an object to a file, which must have the size and hash of want, unless want is zero.
