@@ -60,32 +60,64 @@ func (localBlock) begin(context.Context, int) error { return nil }
 func (localBlock) prepare(*flight, int)             {}
 func (localBlock) free()                            {}
 
+// A network is the feed-forward network of a layer without experts, or of its shared experts, with
+// the buffers of a pass.
+type network struct {
+	gateUp, down tensor
+	products     xpu.Tensor // gate and up projections; in the backward pass their gradients
+	act, dact    xpu.Tensor
+}
+
+// expand computes the gate and up projections of ws.h.
+func (n network) expand(m *Model) {
+	m.dev.MatMul(n.products, m.ws.h, n.gateUp.w.T(), xpu.MatMulOptions{})
+}
+
+// activate computes the activations of ws.h.
+func (n network) activate(m *Model) {
+	n.expand(m)
+	m.dev.SwiGLU(n.act.AsOperand(), n.products, xpu.Tensor{})
+}
+
+// contract computes the output of the network after activate.
+func (n network) contract(m *Model, out xpu.Tensor, opts xpu.MatMulOptions) {
+	m.dev.MatMul(out, n.act, n.down.w.T(), opts)
+}
+
+// grad computes the gradient of ws.h in ws.dh from dy, the gradient of the output, and adds to the
+// gradients of the weights.
+func (n network) grad(m *Model, dy xpu.Tensor, opts xpu.MatMulOptions) {
+	m.dev.MatMul(n.dact, dy, n.down.w, xpu.MatMulOptions{})
+	m.dev.SwiGLUGrad(n.products.AsOperand(), n.act.AsOperand(), n.dact, xpu.Tensor{}, xpu.Tensor{})
+	m.dev.MatMul(n.down.g, dy.T(), n.act, accumulate)
+	m.dev.MatMul(n.gateUp.g, n.products.T(), m.ws.h, accumulate)
+	m.dev.MatMul(m.ws.dh, n.products, n.gateUp.w, opts)
+}
+
 // denseBlock is the block of a layer without experts.
 type denseBlock struct{ localBlock }
 
-func (b denseBlock) forward(ctx context.Context, m *Model, l *layer, st *saved, number int, out, x xpu.Tensor) error {
-	w := &m.ws
-	b.expand(ctx, m, l, st, number)
-	m.dev.SwiGLU(w.denseAct.AsOperand(), st.dense, xpu.Tensor{})
+func (denseBlock) network(m *Model, l *layer, st *saved) network {
+	return network{l.gateUp, l.down, st.dense, m.ws.denseAct, m.ws.denseDact}
+}
+
+func (b denseBlock) forward(_ context.Context, m *Model, l *layer, st *saved, _ int, out, x xpu.Tensor) error {
+	n := b.network(m, l, st)
+	n.activate(m)
 	if x.Present() {
 		m.dev.Copy(out, x)
 	}
-	m.dev.MatMul(out, w.denseAct, l.down.w.T(), xpu.MatMulOptions{Accumulate: x.Present()})
+	n.contract(m, out, xpu.MatMulOptions{Accumulate: x.Present()})
 	return nil
 }
 
-func (denseBlock) expand(_ context.Context, m *Model, l *layer, st *saved, _ int) error {
-	m.dev.MatMul(st.dense, m.ws.h, l.gateUp.w.T(), xpu.MatMulOptions{})
+func (b denseBlock) expand(_ context.Context, m *Model, l *layer, st *saved, _ int) error {
+	b.network(m, l, st).expand(m)
 	return nil
 }
 
-func (denseBlock) grad(_ context.Context, m *Model, l *layer, st *saved, _ int, dy xpu.Tensor, _ float64) error {
-	w := &m.ws
-	m.dev.MatMul(w.denseDact, dy, l.down.w, xpu.MatMulOptions{})
-	m.dev.SwiGLUGrad(st.dense.AsOperand(), w.denseAct.AsOperand(), w.denseDact, xpu.Tensor{}, xpu.Tensor{})
-	m.dev.MatMul(l.down.g, dy.T(), w.denseAct, accumulate)
-	m.dev.MatMul(l.gateUp.g, st.dense.T(), w.h, accumulate)
-	m.dev.MatMul(w.dh, st.dense, l.gateUp.w, xpu.MatMulOptions{})
+func (b denseBlock) grad(_ context.Context, m *Model, l *layer, st *saved, _ int, dy xpu.Tensor, _ float64) error {
+	b.network(m, l, st).grad(m, dy, xpu.MatMulOptions{})
 	return nil
 }
 
@@ -124,20 +156,23 @@ func (expertBlock) grad(_ context.Context, m *Model, l *layer, st *saved, number
 // norm. out may alias x0.
 func (m *Model) feedForward(ctx context.Context, l *layer, st *saved, number int, out xpu.Tensor) error {
 	m.blockInput(m.ws.h, st.x1, m.norm2(l, st), false)
-	block := m.blockOf(l)
-	m.sharedForward(l, st)
-	if !st.y2.Present() {
-		err := block.forward(ctx, m, l, st, number, out, st.x1)
-		if err == nil {
-			m.addShared(l, out)
-		}
+	shared := m.sharedNetwork(l, st)
+	if l.hasShared() { // before the block, which may overwrite ws.h
+		shared.activate(m)
+	}
+	y, x := out, st.x1
+	if st.y2.Present() {
+		y, x = st.y2, xpu.Tensor{}
+	}
+	if err := m.blockOf(l).forward(ctx, m, l, st, number, y, x); err != nil {
 		return err
 	}
-	if err := block.forward(ctx, m, l, st, number, st.y2, xpu.Tensor{}); err != nil {
-		return err
+	if l.hasShared() {
+		shared.contract(m, y, accumulate)
 	}
-	m.addShared(l, st.y2)
-	m.addNorm(out, st.x1, st.y2, m.norm2(l, st))
+	if st.y2.Present() {
+		m.addNorm(out, st.x1, st.y2, m.norm2(l, st))
+	}
 	return nil
 }
 
@@ -148,7 +183,9 @@ func (m *Model) feedForwardGrad(ctx context.Context, l *layer, st *saved, number
 	if err := m.blockOf(l).grad(ctx, m, l, st, number, dy, zFactor); err != nil {
 		return err
 	}
-	m.sharedGrad(l, st, dy)
+	if l.hasShared() {
+		m.sharedNetwork(l, st).grad(m, dy, accumulate)
+	}
 	m.blockInputGrad(st.x1, m.norm2(l, st), l.norm2.g)
 	return nil
 }

@@ -71,6 +71,8 @@ func (m *Model) restore(ctx context.Context, l *layer, st *saved, number int, fr
 	if fresh || !w.shape.recompute.experts() {
 		return nil
 	}
-	m.expandShared(l, st)
+	if l.hasShared() {
+		m.sharedNetwork(l, st).expand(m)
+	}
 	return m.blockOf(l).expand(ctx, m, l, st, number)
 }

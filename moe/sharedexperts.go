@@ -1,7 +1,5 @@
 package moe
 
-import "mula/xpu"
-
 // Shared experts (https://arxiv.org/abs/2401.06066, section 3.2) process all tokens, without a
 // router. They are one network of width [Config.SharedSize], whose output is added to the output of
 // the experts. All ranks that share the experts hold it.
@@ -34,38 +32,9 @@ func (f *hfFields) sharedExperts(c *Config) {
 	c.SharedSize = n * c.IntermediateSize
 }
 
-// sharedForward computes the activations of a layer's shared experts from ws.h. With them,
-// addShared adds the output of the shared experts to out.
-func (m *Model) sharedForward(l *layer, st *saved) {
-	if l.sharedGateUp.w.Present() {
-		m.expandShared(l, st)
-		m.dev.SwiGLU(m.ws.sharedAct, st.shared, xpu.Tensor{})
-	}
-}
+func (l *layer) hasShared() bool { return l.sharedGateUp.w.Present() }
 
-func (m *Model) addShared(l *layer, out xpu.Tensor) {
-	if l.sharedGateUp.w.Present() {
-		m.dev.MatMul(out, m.ws.sharedAct, l.sharedDown.w.T(), accumulate)
-	}
-}
-
-// expandShared computes the gate and up projections of a layer's shared experts from ws.h.
-func (m *Model) expandShared(l *layer, st *saved) {
-	if l.sharedGateUp.w.Present() {
-		m.dev.MatMul(st.shared, m.ws.h, l.sharedGateUp.w.T(), xpu.MatMulOptions{})
-	}
-}
-
-// sharedGrad adds the gradients of a layer's shared experts and of their input, ws.dh, given the
-// gradient dy of their output. ws.h holds their input.
-func (m *Model) sharedGrad(l *layer, st *saved, dy xpu.Tensor) {
-	if !l.sharedGateUp.w.Present() {
-		return
-	}
-	w := &m.ws
-	m.dev.MatMul(w.sharedDact, dy, l.sharedDown.w, xpu.MatMulOptions{})
-	m.dev.SwiGLUGrad(st.shared, w.sharedAct, w.sharedDact, xpu.Tensor{}, xpu.Tensor{})
-	m.dev.MatMul(l.sharedDown.g, dy.T(), w.sharedAct, accumulate)
-	m.dev.MatMul(l.sharedGateUp.g, st.shared.T(), w.h, accumulate)
-	m.dev.MatMul(w.dh, st.shared, l.sharedGateUp.w, accumulate)
+// sharedNetwork returns the network of a layer's shared experts.
+func (m *Model) sharedNetwork(l *layer, st *saved) network {
+	return network{l.sharedGateUp, l.sharedDown, st.shared, m.ws.sharedAct, m.ws.sharedDact}
 }
