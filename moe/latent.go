@@ -72,12 +72,15 @@ func (c Config) validateLatent(bad func(field, format string, args ...any) error
 		return nil
 	}
 	for i, s := range sizes {
-		least := 1
+		least, most := 1, maxWidth
 		if i == 0 { // no latent of queries
 			least = 0
 		}
-		if s.v < least || s.v > maxWidth/4/max(1, c.Heads) && i > 1 || s.v > maxWidth {
-			return bad(s.field, "is %d; it must be between %d and %d", s.v, least, maxWidth/4/max(1, c.Heads))
+		if i > 1 { // the size of a head
+			most = maxWidth / 4 / max(1, c.Heads)
+		}
+		if s.v < least || s.v > most {
+			return bad(s.field, "is %d; it must be between %d and %d", s.v, least, most)
 		}
 	}
 	switch {
