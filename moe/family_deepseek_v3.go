@@ -15,6 +15,6 @@ var deepSeekV3 = family{
 	ignored: deepSeekIgnored,
 }
 
-// deepSeekIgnored are fields of DeepSeek's files. The first two are coefficients of training. The
-// third names code for the same model that transformers does not use.
-var deepSeekIgnored = []string{"aux_loss_alpha", "seq_aux", "auto_map", "router_aux_loss_coef"}
+// deepSeekIgnored are fields of DeepSeek's files. auto_map names code for the same model that
+// transformers does not use. The others are settings of the load-balancing loss.
+var deepSeekIgnored = []string{"aux_loss_alpha", "router_aux_loss_coef", "seq_aux", "auto_map"}

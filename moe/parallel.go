@@ -123,7 +123,7 @@ func (c Config) CheckVirtualStages(stages, virtual int) error {
 		return nil
 	case stages == 1:
 		return errors.New("a pipeline of one stage has nothing to interleave; must be 1, or pp above 1")
-	case c.Layers > 0 && groups > c.Layers:
+	case c.Layers >= stages && groups > c.Layers: // more stages than layers are a misfit of pp
 		return fmt.Errorf("the model has only %d layers for the %d groups of %d stages; at most %d", c.Layers, groups,
 			stages, c.Layers/stages)
 	}

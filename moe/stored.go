@@ -112,7 +112,7 @@ func (s *Stored) match() error {
 	var unexpected, wrong []string
 	predictions := s.predictionLayers(stored)
 	for _, t := range stored {
-		if ofLayers(t.Name, predictions) {
+		if slices.ContainsFunc(predictions, func(p string) bool { return strings.HasPrefix(t.Name, p) }) {
 			continue
 		}
 		if !slices.Contains(s.types, t.DType) {
@@ -173,32 +173,29 @@ func (s *Stored) match() error {
 			missing), some("tensors unexpected", unexpected)))
 }
 
-// predictionLayers returns the beginnings of the names of layers of multi-token prediction, which
-// have a matrix eh_proj (https://arxiv.org/abs/2412.19437, equation 21).
+// predictionLayers returns the prefixes of the names of layers of multi-token prediction. They
+// follow the last layer, and have a matrix eh_proj (https://arxiv.org/abs/2412.19437, equation 21).
 func (s *Stored) predictionLayers(stored []safetensors.Tensor) (prefixes []string) {
 	if s.config.family().predictionLayers == "" {
 		return nil
 	}
 	for _, t := range stored {
 		prefix, ok := strings.CutSuffix(t.Name, "eh_proj.weight")
-		if ok && !ofLayers(t.Name, layerPrefixes(s.config.Layers)) {
+		if ok && !s.hasLayer(prefix) {
 			prefixes = append(prefixes, prefix)
 		}
 	}
 	return prefixes
 }
 
-// layerPrefixes returns the beginnings of the names of n layers.
-func layerPrefixes(n int) (prefixes []string) {
-	for l := range n {
-		prefixes = append(prefixes, layerPrefix(l))
+// hasLayer reports whether prefix is the prefix of a layer of the model.
+func (s *Stored) hasLayer(prefix string) bool {
+	for l := range s.config.Layers {
+		if layerPrefix(l) == prefix {
+			return true
+		}
 	}
-	return prefixes
-}
-
-// ofLayers reports whether a tensor belongs to a layer with one of these prefixes.
-func ofLayers(name string, prefixes []string) bool {
-	return slices.ContainsFunc(prefixes, func(p string) bool { return strings.HasPrefix(name, p) })
+	return false
 }
 
 // some returns an error that lists the first few names, or nil if there are none.
