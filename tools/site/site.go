@@ -213,6 +213,10 @@ func (s *site) links(p *page) []error {
 			if n.AutoLinkType == ast.AutoLinkURL {
 				_, err = s.resolve(p, n.URL(p.source), false)
 			}
+		case *ast.Paragraph:
+			if bytes.HasPrefix(n.Lines().Value(p.source), []byte("|")) {
+				err = errors.New("a row outside of a table; remove the blank line before it, or add a header")
+			}
 		case *ast.RawHTML:
 			if raw := n.Segments.Value(p.source); !bytes.HasPrefix(raw, []byte("<!--")) {
 				err = fmt.Errorf("raw HTML %q; write Markdown", raw)

@@ -39,6 +39,8 @@ func TestProblems(t *testing.T) {
 				"similar: #a-heading-with-code, #a-heading-with-code-1"},
 		{"[a](#x)", "README.md:3: link #x: README.md has no heading with the anchor #x; correct it"},
 		{"| x |\n|---|\n| [a](docs) |", "README.md:5: link docs: docs is a folder; link to a file in it"},
+		{"| x |\n|---|\n| a |\n\n| b |",
+			"README.md:7: a row outside of a table; remove the blank line before it, or add a header"},
 		{"![](none.svg)", "README.md:3: link none.svg: none.svg does not exist; correct the path"},
 		{"![x](https://example.org/x.svg)", "README.md:3: image https://example.org/x.svg: loaded from another host; " +
 			"add a copy to docs/images"},
