@@ -20,7 +20,9 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 )
@@ -37,7 +39,9 @@ func main() {
 
 // goTest runs go test and returns its exit code. If ctx is done, it stops go test.
 func goTest(ctx context.Context) (code int, err error) {
-	c := exec.CommandContext(ctx, cmp.Or(os.Getenv("GO"), "go"), append([]string{"test", "-json"}, os.Args[1:]...)...)
+	// A package more than there are processors: some tests mostly wait.
+	args := append([]string{"test", "-json", "-p", strconv.Itoa(runtime.NumCPU() + 1)}, os.Args[1:]...)
+	c := exec.CommandContext(ctx, cmp.Or(os.Getenv("GO"), "go"), args...)
 	c.Cancel = func() error { return c.Process.Signal(os.Interrupt) }
 	c.Stdin, c.Stderr = os.Stdin, os.Stderr
 	folder, err := inMemory()
