@@ -24,13 +24,14 @@ man: ## write the man pages to dist/man
 	rm -rf dist/man
 	$(GO) run -ldflags '$(LDFLAGS)' ./cli/manpages -output dist/man -date '$(shell git log -1 --format=%cs 2>/dev/null)'
 
-# The property tests (rapid) of `make test` and `make check` draw the same cases in every run.
-# `make test-long` draws 20 times as many new cases. A failing test prints the seed, and
-# RAPID_SEED=N repeats it. With -short, rapid draws a fifth of RAPID_CHECKS (default: 100). `make
-# check` and `make test-long` use -short.
+# The property tests (rapid) of `make test`, `make check` and `make race` draw the same 20 to 25
+# cases in every run. `make test-long` draws 2,000 new cases. A failing test prints the seed, and
+# RAPID_SEED=N repeats it. With -short, rapid draws a fifth of RAPID_CHECKS (default: 100). All but
+# `make test` use -short.
 PROPERTIES = $(GO) list -f '{{.ImportPath}} {{.TestImports}} {{.XTestImports}}' ./... | grep pgregory.net/rapid | cut -d ' ' -f 1
 
 test: export RAPID_SEED ?= 1
+test: export RAPID_CHECKS ?= 25
 test: ## run the tests
 	GO=$(GO) $(GO) run ./internal/gotest -vet=off ./...
 	$(GO) -C clients/go test -vet=off ./...
@@ -46,10 +47,13 @@ test-long: export RAPID_CHECKS ?= 10000
 test-long: ## the random tests of `make test` with new cases and more rounds
 	MULA_TEST_LONG=1 $(GO) test -vet=off -count=1 -run 'Kill|EightProcesses|StoreJob' ./index/cache ./cli ./tokenize/job
 	MULA_TEST_LONG=1 $(GO) test -vet=off -count=1 -run '/faults' ./internal/objects
+	MULA_TEST_LONG=1 $(GO) test -vet=off -count=1 -run '^(TestMemoryIsMeasured|TestDeviceApart|TestStepsDoNotAllocate)$$' ./moe ./train
 	GO=$(GO) MULA_TEST_LONG=1 $(GO) run ./internal/gotest -vet=off -short -count=1 -timeout 30m $$($(PROPERTIES))
 
-race: ## run the tests under the race detector (needs a C compiler)
-	GO=$(GO) CGO_ENABLED=1 $(GO) run ./internal/gotest -vet=off -race -timeout 30m ./...
+race: export RAPID_SEED ?= 1
+race: ARGS ?= -short
+race: ## run the short tests under the race detector (needs a C compiler; ARGS= runs all tests)
+	GO=$(GO) CGO_ENABLED=1 $(GO) run ./internal/gotest -vet=off -race -timeout 30m $(ARGS) ./...
 
 lint: ## format, vet, staticcheck, the rules of internal/lint, links of the documentation
 	@unformatted=$$(gofmt -l $$(git ls-files '*.go')); if [ -n "$$unformatted" ]; then echo "not formatted, run make fmt:"; echo "$$unformatted"; exit 1; fi

@@ -31,16 +31,19 @@ func SkipIfShort(t testing.TB) {
 	}
 }
 
-// Check is [rapid.Check] with fewer cases than rapid's 100, unless the test is a long one or
-// -rapid.checks says otherwise. It must not be used by parallel tests, because the number of cases
-// is a flag.
+// Check is [rapid.Check] with at most usual cases, unless the test is a long one. It must not be
+// used by parallel tests, because the number of cases is a flag.
 func Check(t *testing.T, usual int, property func(*rapid.T)) {
 	t.Helper()
-	if f := flag.Lookup("rapid.checks"); f.Value.String() == f.DefValue && Rounds(0, 1) == 0 {
-		if err := f.Value.Set(strconv.Itoa(usual)); err != nil {
+	checks := flag.Lookup("rapid.checks").Value
+	given := checks.String()
+	if n, err := strconv.Atoi(given); err != nil {
+		t.Fatal(err)
+	} else if n > usual && Rounds(0, 1) == 0 {
+		if err := checks.Set(strconv.Itoa(usual)); err != nil {
 			t.Fatal(err)
 		}
-		defer f.Value.Set(f.DefValue)
+		defer checks.Set(given)
 	}
 	rapid.Check(t, property)
 }
