@@ -191,8 +191,8 @@ func TestTrainLinks(t *testing.T) {
 		{4, "{expert_dp: 2, ep: 2, cp: 2}", "2 ranks a sequence"},
 	} {
 		ranks, layout := test.ranks, test.layout
-		config := fmt.Sprintf("output: run\nmodel: {preset: mula-nano}\nbatch_size: 4\nsteps: 20\ncheckpoint: "+
-			"{every: 0}\nevaluate: {every: 10, samples: 3}\nthreads: 1\nlayout: %s\n", layout)
+		config := fmt.Sprintf("output: run\nmodel: {preset: mula-nano}\nbatch_size: 4\nsteps: 8\ncheckpoint: "+
+			"{every: 0}\nevaluate: {every: 4, samples: 3}\nthreads: 1\nlayout: %s\n", layout)
 		if strings.Contains(layout, "virtual_stages") { // each group needs a layer
 			config = strings.Replace(config, "mula-nano", "mula-nano, num_hidden_layers: 4", 1)
 		}
@@ -210,12 +210,12 @@ func TestTrainLinks(t *testing.T) {
 					t.Fatalf("%d ranks, %s: exit codes %v\n%s", ranks, s.name, codes, out)
 				}
 			}
-			for _, once := range []string{"memory     ", test.once, "finished: 20 steps", "weights    sha256"} {
+			for _, once := range []string{"memory     ", test.once, "finished: 8 steps", "weights    sha256"} {
 				if strings.Count(out, once) != 1 {
 					t.Errorf("%d ranks, %s: %q is not there once:\n%s", ranks, s.name, once, out)
 				}
 			}
-			got := contents(t, filepath.Join(dir, "run", "checkpoints", "step-00000020"))
+			got := contents(t, filepath.Join(dir, "run", "checkpoints", "step-00000008"))
 			got[fingerprints] = contents(t, filepath.Join(dir, "run"))[fingerprints]
 			if want == nil {
 				want = got

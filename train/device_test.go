@@ -71,16 +71,14 @@ func TestRunOneDNN(t *testing.T) {
 	}
 }
 
-// useOpenCL prepares OpenCL for a test, and returns its devices.
+// useOpenCL prepares OpenCL for a test, and returns its devices. The cache of [plantest.Main] has
+// the compiled kernels of all tests.
 func useOpenCL(t *testing.T) []*opencl.Device {
 	t.Helper()
 	found, err := opencl.Devices()
 	if len(found) == 0 {
 		t.Skip(err)
 	}
-	folder := t.TempDir() // what is compiled is the test's own, and compiled once
-	t.Setenv("XDG_CACHE_HOME", folder)
-	t.Setenv("POCL_CACHE_DIR", folder)
 	// optimized, PoCL takes twenty seconds more; TestDevice of xpu/gpu has optimized kernels
 	t.Setenv("POCL_EXTRA_BUILD_FLAGS", "-cl-opt-disable")
 	return found

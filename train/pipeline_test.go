@@ -56,8 +56,8 @@ func TestPipelineLayouts(t *testing.T) {
 	t.Parallel()
 	plan := makePlan(t, t.TempDir(), "plan.json", unevenSkips)
 	run := func(l LayoutConfig) runOutcome {
-		return mustRunRanks(t, ranksConfig(t, plan, l, pipelineModel+"steps: 10\nmicro_batch_size: 1\nevaluate: "+
-			"{every: 5, samples: 5}\n"), Options{})
+		return mustRunRanks(t, ranksConfig(t, plan, l, pipelineModel+"steps: 6\nmicro_batch_size: 1\nevaluate: "+
+			"{every: 3, samples: 5}\n"), Options{})
 	}
 	one := run(LayoutConfig{})
 	for _, test := range []struct {

@@ -269,7 +269,7 @@ func TestI4Optimizers(t *testing.T) {
 		var first string
 		for i, scheme := range schemes {
 			c := ranksConfig(t, plan, LayoutConfig{DP: 2, EP: 2, Optimizer: scheme}, more)
-			c.Steps = 20
+			c.Steps = 8
 			r := mustRun(t, c, Options{})
 			if i == 0 {
 				first = r.Weights
