@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"mula/internal/longtest"
 	"mula/internal/machine"
 	"mula/internal/sharedlib"
 	"mula/internal/testwait"
@@ -243,6 +244,7 @@ func TestHealthy(t *testing.T) {
 
 // Every check reports a fault that is planted for it, with a remedy.
 func TestFaults(t *testing.T) {
+	longtest.SkipIfShort(t)
 	limit := func(change func(*machine.Limits)) func(*Environment, *faults) {
 		return func(e *Environment, _ *faults) {
 			l := e.Limits()

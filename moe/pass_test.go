@@ -296,6 +296,7 @@ func TestRefusedBatches(t *testing.T) {
 // Buffers are planned: as many bytes as Memory says, made by the first call of a shape and used by
 // all later ones.
 func TestBuffersArePlanned(t *testing.T) {
+	longtest.SkipIfShort(t)
 	for name, cfg := range gradientCases(t) {
 		sizes := map[Recompute]int64{}
 		for _, recompute := range levels {

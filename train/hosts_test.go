@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	"mula/internal/longtest"
 	"mula/moe"
 	"mula/train/checkpoint"
 	"mula/train/estimate"
@@ -14,6 +15,7 @@ import (
 // The hosts of ranks change no bit of a run, for all schemes, dispatches and precisions: exchanges
 // of two levels have the results of one level.
 func TestHostsChangeNoBit(t *testing.T) {
+	longtest.SkipIfShort(t)
 	t.Parallel()
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	for i, test := range []struct {

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"mula/internal/longtest"
 	"mula/internal/objects"
 	"mula/internal/objects/objectstest"
 	"mula/train/checkpoint"
@@ -20,6 +21,7 @@ import (
 // the local model, in any layout. The model is a copy of a checkpoint, the newest copy of a folder,
 // or a Hugging Face model.
 func TestInitializeFromStore(t *testing.T) {
+	longtest.SkipIfShort(t)
 	store := objectstest.S3(t)
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	const config = "model: {preset: mula-nano, num_hidden_layers: 1, hidden_size: 16, intermediate_size: 8, " +

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"mula/internal/longtest"
 	"mula/moe"
 	"mula/moe/safetensors"
 	"mula/train/checkpoint"
@@ -131,6 +132,7 @@ func TestRunActivations(t *testing.T) {
 // Moments in bfloat16 change the result a little. All schemes leave the same bits. A run resumes
 // with another number of stages without a difference.
 func TestRunMoments(t *testing.T) {
+	longtest.SkipIfShort(t)
 	t.Parallel()
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	run := func(scheme estimate.Scheme, stages int, moments string, o Options) runOutcome {
@@ -172,6 +174,7 @@ func TestRunMoments(t *testing.T) {
 // I2, I4: in a layout, all schemes and any number of pipeline stages leave the same bits, with
 // gradients sent in either type, or kept in bfloat16.
 func TestMixedLayouts(t *testing.T) {
+	longtest.SkipIfShort(t)
 	t.Parallel()
 	plan := makePlan(t, t.TempDir(), "plan.json", unevenSkips)
 	run := func(l LayoutConfig, precision xpu.Precision, more string) runOutcome {

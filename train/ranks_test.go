@@ -209,6 +209,7 @@ func withoutLayout(lines []map[string]any) []map[string]any {
 // steps, over all ranks, and nothing else was sent there: not with evaluations, checkpoints and
 // comparisons of replicas.
 func TestI10Run(t *testing.T) {
+	longtest.SkipIfShort(t)
 	t.Parallel()
 	const steps = 3
 	plan := makePlan(t, t.TempDir(), "plan.json", "")

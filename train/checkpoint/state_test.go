@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"mula/internal/longtest"
 	"mula/moe"
 	"mula/train/checkpoint/checkpointtest"
 	"mula/train/optimizer"
@@ -38,6 +39,7 @@ var savedNames = map[optimizer.Name][]string{
 // The written state is read back to the same bits. The state of another optimizer or model is
 // refused.
 func TestOptimizersState(t *testing.T) {
+	longtest.SkipIfShort(t)
 	t.Parallel()
 	dir := t.TempDir()
 	path := func(name optimizer.Name) string { return filepath.Join(dir, string(name)) }
