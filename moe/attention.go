@@ -142,7 +142,7 @@ func (m *Model) attendGrad(ctx context.Context, l *layer, st *saved, fresh bool)
 	// Through the output projection.
 	dy := m.blockOutputGrad(st.y1, m.norm1(l, st), l.norm1.g)
 	m.dev.MatMul(w.dctx, dy, l.out.w, xpu.MatMulOptions{})
-	m.dev.MatMul(l.out.g, dy.T(), st.ctx, accumulate)
+	m.dev.MatMul(l.out.g, dy.T(), st.ctx, m.toGradients)
 
 	// Through the attention.
 	dctx, latent := w.dctx, m.cfg.latent()
@@ -186,7 +186,7 @@ func (m *Model) projectionsGrad(l *layer, st *saved) {
 		dqkv = dqkv.AsOperand()
 	}
 	m.dev.JoinHeads(m.projections(l, st, w.ownKeys(), true), dqkv, w.dk, w.dv, l.qNorm.g, l.kNorm.g)
-	m.dev.MatMul(l.qkv.g, w.dqkv.T(), w.h, accumulate)
+	m.dev.MatMul(l.qkv.g, w.dqkv.T(), w.h, m.toGradients)
 	if l.qkvBias.g.Present() {
 		const none = -1 // no row is skipped
 		m.dev.EmbedGrad(l.qkvBias.g.Reshape(1, m.cfg.qkvWidth()), w.dqkv, w.row0, none)

@@ -139,6 +139,11 @@ type BackwardOptions struct {
 	Tokens int64
 	Loss   LossOptions
 
+	// First means that the batch is the first of a step, in the selected group of layers. Its
+	// gradients replace the contents of the gradients instead of being added to them. That saves
+	// the memory traffic of [Model.ZeroGradients], and of reading the zeros.
+	First bool
+
 	// SampleTargets draws the targets of the cross entropy from the model's own distribution at
 	// each position instead of using the batch's targets. The square of such a gradient, times the
 	// number of targets, is the Gauss-Newton-Bartlett estimator of the Hessian's diagonal (Liu et

@@ -89,8 +89,8 @@ func (n network) contract(m *Model, out xpu.Tensor, opts xpu.MatMulOptions) {
 func (n network) grad(m *Model, dy xpu.Tensor, opts xpu.MatMulOptions) {
 	m.dev.MatMul(n.dact, dy, n.down.w, xpu.MatMulOptions{})
 	m.dev.SwiGLUGrad(n.products.AsOperand(), n.act.AsOperand(), n.dact, xpu.Tensor{}, xpu.Tensor{})
-	m.dev.MatMul(n.down.g, dy.T(), n.act, accumulate)
-	m.dev.MatMul(n.gateUp.g, n.products.T(), m.ws.h, accumulate)
+	m.dev.MatMul(n.down.g, dy.T(), n.act, m.toGradients)
+	m.dev.MatMul(n.gateUp.g, n.products.T(), m.ws.h, m.toGradients)
 	m.dev.MatMul(m.ws.dh, n.products, n.gateUp.w, opts)
 }
 
@@ -220,7 +220,7 @@ func (m *Model) contractGrad(l *layer, st *saved, dy xpu.Tensor) {
 // that contractGrad filled.
 func (m *Model) expertsGrad(l *layer, st *saved, x xpu.Tensor) {
 	w, r := &m.ws, &st.routing
-	m.dev.GroupedWeightGrad(l.down.g, w.expert, w.act, r.Counts, accumulate)
+	m.dev.GroupedWeightGrad(l.down.g, w.expert, w.act, r.Counts, m.toGradients)
 	m.dev.GatherRows(w.gathered.AsOperand(), x, r.TokenOf)
-	m.dev.GroupedWeightGrad(l.gateUp.g, st.gateUp, w.gathered, r.Counts, accumulate)
+	m.dev.GroupedWeightGrad(l.gateUp.g, st.gateUp, w.gathered, r.Counts, m.toGradients)
 }

@@ -286,7 +286,7 @@ func (m *Model) latentGrad(l *layer, st *saved) {
 	// through turns the gradient of the projections of a latent into the gradient of the latent.
 	through := func(dx, dy, normed, x xpu.Tensor, n xpu.Norm, projection, norm tensor) {
 		m.dev.Normalize(normed, x, n, true)
-		m.dev.MatMul(projection.g, dy.T(), normed, accumulate)
+		m.dev.MatMul(projection.g, dy.T(), normed, m.toGradients)
 		m.dev.MatMul(normed, dy, projection.w, plain)
 		m.dev.Zero(dx)
 		m.dev.NormGrad(dx, normed, x, n, norm.g)
@@ -298,12 +298,12 @@ func (m *Model) latentGrad(l *layer, st *saved) {
 	}
 	through(w.dkv, w.keysValues, w.normedKV, s.kv.x, s.kv.norm(weights.kvNorm), weights.kv, weights.kvNorm)
 	m.dev.MatMul(dh, dq, first.w, plain)
-	m.dev.MatMul(first.g, dq.T(), h, accumulate)
+	m.dev.MatMul(first.g, dq.T(), h, m.toGradients)
 	for _, part := range []struct {
 		dy     xpu.Tensor
 		weight tensor
 	}{{w.dkv, weights.kvA.rows(0, rank)}, {w.rotated, weights.kvA.rows(rank, m.cfg.RotatedSize)}} {
 		m.dev.MatMul(dh, part.dy, part.weight.w, accumulate)
-		m.dev.MatMul(part.weight.g, part.dy.T(), h, accumulate)
+		m.dev.MatMul(part.weight.g, part.dy.T(), h, m.toGradients)
 	}
 }

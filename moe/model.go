@@ -58,6 +58,8 @@ type Model struct {
 
 	embed, norm, head tensor // [V, H], [H], [V, H]
 
+	toGradients xpu.MatMulOptions // of the products of a backward pass that compute gradients of weights
+
 	recompute   Recompute // see SetRecompute
 	activations xpu.DType // see SetActivations
 	rope        ropeTable
@@ -190,10 +192,46 @@ func (m *Model) Parameters() []*Parameter { return m.trained }
 // embedding. A dense layer is one bucket.
 func (m *Model) Buckets() []Bucket { return m.buckets }
 
-// ZeroGradients sets all gradients to zero.
+// ZeroGradients sets all gradients to zero, for a step without batches on this rank. Other steps
+// can use [BackwardOptions.First].
 func (m *Model) ZeroGradients() {
 	for _, b := range m.buckets {
 		m.dev.Zero(b.Grad)
+	}
+}
+
+// startGradients prepares the gradients of the selected group of layers for a backward pass. In the
+// first pass of a step, the products write gradients of matrices without reading them, and all
+// other gradients start from zero.
+//
+// A sum that is negative zero stays negative zero if it is written, and becomes positive zero if it
+// is added to zero. Sums start from positive zero, so they are negative zero only if all their
+// terms underflow. No update of a weight depends on the sign of a zero gradient, unless the weight
+// is negative zero itself.
+func (m *Model) startGradients(first bool) {
+	m.toGradients = xpu.MatMulOptions{Accumulate: !first}
+	if !first {
+		return
+	}
+	zero := func(all ...tensor) {
+		for _, t := range all {
+			if t.g.Present() {
+				m.dev.Zero(t.g)
+			}
+		}
+	}
+	for i := range m.layers {
+		l := &m.layers[i]
+		zero(l.norm1, l.norm2, l.qkvBias, l.qNorm, l.kNorm, l.latent.qNorm, l.latent.kvNorm)
+	}
+	if m.stage.first && !m.cfg.TieEmbeddings {
+		zero(m.embed)
+	}
+	if m.stage.last {
+		zero(m.norm)
+		if m.ws.shape.tokens() == 0 { // without a block of logits
+			zero(m.head)
+		}
 	}
 }
 

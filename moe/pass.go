@@ -22,11 +22,11 @@ func (m *Model) Forward(ctx context.Context, batch Batch) (Stats, error) {
 //
 //	Σ cross entropies / Targets + share·(AuxCoefficient·Aux + ZCoefficient·Z)
 //
-// to the gradients of all parameters, where share is the batch's fraction of opts.Tokens (see
-// [BackwardOptions]). An expert's gradients include the batches of all ranks; the other gradients
-// include this rank's batch only. For both, the sum over all ranks that hold a parameter is the
-// gradient of the whole step, without a factor. ctx works as in [Model.Forward]. After an error the
-// gradients are incomplete.
+// to the gradients of all parameters, or with opts.First sets them to it, where share is the
+// batch's fraction of opts.Tokens (see [BackwardOptions]). An expert's gradients include the
+// batches of all ranks; the other gradients include this rank's batch only. For both, the sum over
+// all ranks that hold a parameter is the gradient of the whole step, without a factor. ctx works as
+// in [Model.Forward]. After an error the gradients are incomplete.
 //
 // The device may still be computing the gradients when Backward returns. Commands enqueued later
 // run after them, and Read waits for them.
@@ -95,6 +95,7 @@ func (m *Model) backward(ctx context.Context, opts BackwardOptions, size stepSiz
 	fresh := w.latest == w.flight && len(m.groups) == 1
 	w.latest = nil // this pass overwrites them
 	done := progress{opts.Done, m.firstBucket}
+	m.startGradients(opts.First)
 	if in == nil {
 		if !fresh {
 			m.dev.Normalize(w.h, w.xL, m.normL(), true)
@@ -350,7 +351,7 @@ func (m *Model) crossEntropy(opts BackwardOptions, scale float64) {
 			First: before + uint64(first)})
 		if scale != 0 {
 			m.dev.MatMul(w.dh.Rows(first, end), logits, m.head.w, xpu.MatMulOptions{})
-			m.dev.MatMul(m.head.g, logits.T(), x, accumulate)
+			m.dev.MatMul(m.head.g, logits.T(), x, xpu.MatMulOptions{Accumulate: m.toGradients.Accumulate || first > 0})
 		}
 	}
 }

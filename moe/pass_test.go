@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"mula/internal/longtest"
+	"mula/xpu"
+	"mula/xpu/cpu"
 )
 
 func fullLoss(c Config) LossOptions {
@@ -43,6 +45,68 @@ func TestBitsDoNotDependOnThreads(t *testing.T) {
 				}
 				if !slices.Equal(grads(t, m), want) || stats.Loss != wantLoss {
 					t.Errorf("%s: %d threads, call %d: other bits", name, threads, call)
+				}
+			}
+		}
+	}
+}
+
+// With First, gradients replace whatever was in their memory: they are the gradients that are added
+// to zeros. This includes ranks and experts without tokens, and a step whose first batch has no
+// rows.
+func TestFirst(t *testing.T) {
+	for name, cfg := range gradientCases(t) {
+		for _, precision := range []xpu.Precision{xpu.FP32, xpu.BF16Compact} {
+			for _, n := range []int{1, 2} {
+				if n > 1 && cfg.Dense() || raceDetector && precision != xpu.FP32 {
+					continue
+				}
+				g := newRanksOn(t, func(int) xpu.Device { return cpu.New(1, precision) }, cfg, n, Parallel{}, nil)
+				for _, m := range g.models {
+					randomize(m, 1)
+				}
+				none := Batch{SequenceLength: 3}
+				for _, batches := range [][]Batch{
+					{randomBatch(cfg, 1, 3, 1), randomBatch(cfg, 2, 9, 2)},
+					{none, randomBatch(cfg, 1, 3, 1)},
+				} {
+					if n == 1 && batches[0].Rows == 0 {
+						continue // only a rank that shares experts may have no rows
+					}
+					pass := func(batch Batch, first bool) {
+						all := make([]Batch, n)
+						for r := range all {
+							all[r] = none
+						}
+						all[n-1] = batch
+						g.backward(t, all, BackwardOptions{Targets: 100, Loss: fullLoss(cfg), First: first})
+					}
+					for _, m := range g.models {
+						m.ZeroGradients()
+					}
+					for _, batch := range batches {
+						pass(batch, false)
+					}
+					var want [][]float32
+					for _, m := range g.models {
+						want = append(want, slices.Clone(grads(t, m)))
+						for _, b := range m.Buckets() {
+							garbage := make([]float32, b.Grad.Elements())
+							for i := range garbage {
+								garbage[i] = float32(math.NaN())
+							}
+							m.dev.Write(b.Grad, garbage)
+						}
+					}
+					for i, batch := range batches {
+						pass(batch, i == 0)
+					}
+					for r, m := range g.models {
+						if !slices.Equal(grads(t, m), want[r]) {
+							t.Errorf("%s, %s, rank %d of %d, %d rows first: other gradients", name, precision, r, n,
+								batches[0].Rows)
+						}
+					}
 				}
 			}
 		}

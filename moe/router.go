@@ -181,6 +181,6 @@ func (m *Model) sequenceSlopes(ctx context.Context, o LossOptions, tokens int64)
 func (m *Model) routeGrad(l *layer, st *saved, zFactor float64) {
 	w := &m.ws
 	m.dev.RouteGrad(st.routing, w.router, w.slopes.Index(l.sparse), w.dweight, zFactor)
-	m.dev.MatMul(l.router.g, w.router.T(), w.h, accumulate)
+	m.dev.MatMul(l.router.g, w.router.T(), w.h, m.toGradients)
 	m.dev.MatMul(w.dh, w.router, l.router.w, accumulate)
 }

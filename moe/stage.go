@@ -99,8 +99,9 @@ func (m *Model) StageLoss(ctx context.Context, batch Batch, in, out *Relay) (Sta
 }
 
 // StageBackward runs the batch of a slot back through this stage's layers and adds to the gradients
-// of their weights, like [Model.Backward]. in is the next stage's result, nil on the last stage;
-// out receives this stage's result and is nil on the first stage. The slot is free afterwards.
+// of their weights, or sets them, like [Model.Backward]. in is the next stage's result, nil on the
+// last stage; out receives this stage's result and is nil on the first stage. The slot is free
+// afterwards.
 //
 // The last stage returns Loss, RowLoss, Aux and Z; ExpertCounts and RouterEntropy cover this
 // group's layers. In the form [AuxSequence] every group has an Aux. A SetRecompute between

@@ -40,7 +40,8 @@ func newPipelineOn(t testing.TB, device func(r int) xpu.Device, cfg Config, stag
 
 // run sends all batches, [micro-batch][rank], through the pipeline, one forward, one backward:
 // stage s of n first runs n-s-1 forward passes, then alternates, and last runs n-s-1 backward
-// passes. It returns the statistics of each stage, [micro-batch][stage][rank].
+// passes. The first batch sets the gradients. It returns the statistics of each stage,
+// [micro-batch][stage][rank].
 func (p pipeline) run(t testing.TB, batches [][]Batch, opts BackwardOptions) [][][]Stats {
 	t.Helper()
 	stages, ranks := len(p.models), len(p.models[0])
@@ -110,6 +111,7 @@ func (p pipeline) run(t testing.TB, batches [][]Batch, opts BackwardOptions) [][
 						return err
 					}
 					opts, done := opts, 0
+					opts.First = i == 0
 					opts.Done = func(bucket int) {
 						if bucket != done {
 							t.Errorf("stage %d: bucket %d is complete after %d others", s, bucket, done)
@@ -260,12 +262,7 @@ func pipelineEqualsWhole(t *testing.T, name string, cfg Config, ranks int, p Par
 						m.SetRecompute(recompute)
 					}
 				}
-				pipe.run(t, batches, opts) // leaves its numbers in the buffers
-				for _, models := range pipe.models {
-					for _, m := range models {
-						m.ZeroGradients()
-					}
-				}
+				pipe.run(t, batches, opts) // leaves its numbers in the buffers and the gradients
 				measured := pipe.run(t, batches, opts)
 				for i := range batches {
 					for r := range ranks {

@@ -810,7 +810,9 @@ func (r *run) joinRowLosses(ctx context.Context) ([]float64, error) {
 // all ranks exchange their errors.
 func (r *run) sumGradients(ctx context.Context, options moe.BackwardOptions,
 	each func(rows []votes.Row, stats moe.Stats)) error {
-	r.model.ZeroGradients()
+	if r.batch.passes == 0 { // otherwise the first pass sets the gradients
+		r.model.ZeroGradients()
+	}
 	r.batch.pending = r.batch.pending[:0]
 	r.sharding.TakeBad()
 	r.pipeline.TakeNonFinite(nil)

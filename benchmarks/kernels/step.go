@@ -70,11 +70,10 @@ func passes(ctx context.Context, precision xpu.Precision, device *opencl.Device,
 	for i := range batch.Tokens {
 		batch.Tokens[i] = source.Uint32N(uint32(cfg.VocabSize))
 	}
-	options := moe.BackwardOptions{Loss: moe.LossOptions{Aux: moe.AuxHF, AuxCoefficient: 0.01}}
+	options := moe.BackwardOptions{First: true, Loss: moe.LossOptions{Aux: moe.AuxHF, AuxCoefficient: 0.01}}
 	before := map[string]gpu.KernelTime{}
 	for round := range rounds + 1 {
 		began := time.Now()
-		m.ZeroGradients()
 		if _, err := m.Backward(ctx, batch, options); err != nil {
 			return 0, nil, err
 		}

@@ -68,6 +68,8 @@ type kernel struct {
 	name         string
 	count        float64 // launches in a step
 	flops, bytes float64 // of one launch
+	// launches that do not read the result of an earlier launch, and the bytes that they save
+	firsts, unread float64
 	// the largest fraction of the peak, and the fraction of the Xe-cores with work; 0 means 1
 	ceiling, occupancy float64
 	vector             bool // float32 on vector engines
@@ -84,9 +86,17 @@ func (k kernel) seconds() (floor, expected float64) {
 	if k.occupancy > 0 {
 		rate *= k.occupancy
 	}
-	floor = max(k.flops/most, k.bytes/bandwidth)
-	return k.count * floor, k.count * max(k.flops/rate, k.bytes/bandwidthRate)
+	launches := func(n, bytes float64) {
+		floor += n * max(k.flops/most, bytes/bandwidth)
+		expected += n * max(k.flops/rate, bytes/bandwidthRate)
+	}
+	launches(k.count-k.firsts, k.bytes)
+	launches(k.firsts, k.bytes-k.unread)
+	return floor, expected
 }
+
+// totalBytes returns the bytes of all launches.
+func (k kernel) totalBytes() float64 { return k.count*k.bytes - k.firsts*k.unread }
 
 // groupRows and groupColumns are the size of a work-group's tile of a product.
 const groupRows, groupColumns = 128, 256
@@ -162,6 +172,13 @@ func (s step) kernels() ([]kernel, error) {
 		all = append(all, kernel{name: name, count: layers, flops: 2 * m * n * k * matrices, bytes: bytes,
 			ceiling: s.ceiling(name), occupancy: occupied(rows, n, max(groups, int(matrices)))})
 	}
+	// gradient adds the product of a gradient of `matrices` matrices m×n over k tokens. The first
+	// micro-batch writes it, and others add to it.
+	gradient := func(name string, m, n, k, matrices, operands float64) {
+		multiply(name, m, n, k, matrices, operands+8*matrices*m*n, 1)
+		product := &all[len(all)-1]
+		product.firsts, product.unread = float64(c.Layers), 4*matrices*m*n
+	}
 	wide := q + 2*kv
 
 	// Forward.
@@ -200,18 +217,18 @@ func (s step) kernels() ([]kernel, error) {
 	multiply("gate/up to inputs", r, h, 2*i, 1, 4*r*i+4*weights*i*h+4*r*h, local)
 	add("combine of the gradient", 4*r*h+4*t*h)
 	pack("pack, R×(H+I)", 4*r*(h+i))
-	multiply("down to weights", h, i, r/weights, weights, 2*r*(h+i)+8*weights*h*i, 1)
+	gradient("down to weights", h, i, r/weights, weights, 2*r*(h+i))
 	add("gather again", 4*t*h+2*r*h)
 	pack("pack, R×(2I+H)", 4*r*(2*i+h))
-	multiply("gate/up to weights", 2*i, h, r/weights, weights, 2*r*(2*i+h)+16*weights*h*i, 1)
+	gradient("gate/up to weights", 2*i, h, r/weights, weights, 2*r*(2*i+h))
 	add("router's gradient, with rounding", 12*t*experts+6*t*(2*experts+h))
 	multiply("router to inputs", t, h, experts, 1, 2*t*experts+2*experts*h+8*t*h, 1)
-	multiply("router to weights", experts, h, t, 1, 2*t*(experts+h)+8*experts*h, 1)
+	gradient("router to weights", experts, h, t, 1, 2*t*(experts+h))
 	add("norm backward, twice", 32*t*h)
 	add("norm again, twice", 14*t*h)
 	add("round gradient twice, context", 6*t*(2*h+q))
 	multiply("output projection to inputs", t, q, h, 1, 2*t*h+2*q*h+4*t*q, 1)
-	multiply("output projection to weights", h, q, t, 1, 2*t*(h+q)+8*h*q, 1)
+	gradient("output projection to weights", h, q, t, 1, 2*t*(h+q))
 	if s.portable {
 		all = append(all, kernel{name: "attention backward, fp32", count: layers, flops: 14 * t * keys * q,
 			vector: true})
@@ -230,7 +247,7 @@ func (s step) kernels() ([]kernel, error) {
 		add("round gradient in place", 6*t*wide)
 	}
 	multiply("q, k, v to inputs", t, h, wide, 1, 2*t*wide+2*h*wide+4*t*h, 1)
-	multiply("q, k, v to weights", wide, h, t, 1, 2*t*(wide+h)+8*h*wide, 1)
+	gradient("q, k, v to weights", wide, h, t, 1, 2*t*(wide+h))
 
 	// Once a micro-batch.
 	vocabulary, blocks := float64(c.VocabSize), float64((s.tokens+s.headTokens-1)/s.headTokens)
@@ -246,6 +263,8 @@ func (s step) kernels() ([]kernel, error) {
 	head(kernel{name: "round gradient of logits twice, hidden states", bytes: 6 * b * (2*vocabulary + h)})
 	product("logits to inputs", b, h, 2*b*vocabulary+2*vocabulary*h+4*b*h)
 	product("logits to weights", vocabulary, h, 2*b*(vocabulary+h)+8*vocabulary*h)
+	last := &all[len(all)-1] // the first block of a step writes the gradient
+	last.firsts, last.unread = 1, 4*vocabulary*h
 	all = append(all, kernel{name: "embedding, final norm, and their gradients", count: passes, bytes: 56 * t * h})
 
 	// Once a step.
@@ -259,7 +278,7 @@ func (s step) kernels() ([]kernel, error) {
 	case !s.halfWeights:
 		once("round weights", 6*products)
 	}
-	once("zero gradients", 4*(of+2*vocabulary*h))
+	once("zero the embedding's gradient", 4*vocabulary*h)
 	once("norm of the gradients that the tile owns", 4*(of+2*vocabulary*h)/float64(s.dataParallel))
 	once("AdamW of the weights that the tile owns", 28*(of+2*vocabulary*h)/float64(s.dataParallel))
 	return all, nil
@@ -323,7 +342,7 @@ func tables() (string, error) {
 			if k.flops > 0 {
 				flops = fmt.Sprintf("%.2f", k.count*k.flops/1e12)
 			}
-			fmt.Fprintf(&b, " %s | %.1f | %.1f | %.1f |", flops, k.count*k.bytes/1e9, 1e3*floor, 1e3*expected)
+			fmt.Fprintf(&b, " %s | %.1f | %.1f | %.1f |", flops, k.totalBytes()/1e9, 1e3*floor, 1e3*expected)
 		}
 		b.WriteString("\n")
 	}

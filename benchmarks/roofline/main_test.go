@@ -42,6 +42,8 @@ func TestSeconds(t *testing.T) {
 		floor, expected float64
 	}{
 		{"bytes", kernel{count: 2, bytes: bandwidth, flops: peak / 2}, 2, 2 * bandwidth / bandwidthRate},
+		{"bytes, the first without reading", kernel{count: 3, bytes: bandwidth, firsts: 1, unread: bandwidth / 4}, 2.75,
+			2.75 * bandwidth / bandwidthRate},
 		{"FLOPs", kernel{count: 1, flops: peak}, 1, peak / measured},
 		{"few work-groups", kernel{count: 1, flops: peak, occupancy: 0.25}, 1, 4 * peak / measured},
 		{"other instructions", kernel{count: 1, flops: peak, ceiling: 0.5}, 1, 2},

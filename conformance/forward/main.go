@@ -62,9 +62,8 @@ func run(dir, ids, output string, generate int) (err error) {
 	}); err != nil {
 		return err
 	}
-	m.ZeroGradients()
 	stats, err := m.Backward(context.Background(), moe.Batch{Tokens: tokens, Rows: 1, SequenceLength: n},
-		moe.BackwardOptions{})
+		moe.BackwardOptions{First: true})
 	if err != nil {
 		return err
 	}

@@ -471,6 +471,48 @@ func TestOptimizersThreadsAndMeasure(t *testing.T) {
 	})
 }
 
+// The sign of a zero gradient changes no weight that is not negative zero.
+func TestSignOfZero(t *testing.T) {
+	eachOptimizer(t, func(t *testing.T, name Name) {
+		config := defaultOptimizer(name)
+		if name == SophiaG {
+			*config.HessianEvery = 1
+		}
+		var want [][]float32
+		for _, sign := range []float64{1, -1} {
+			o := mustOptimizer(t, config, 100, device(t, 1), optimizertest.Parameters(1))
+			o.parameters[0].Weight.Floats()[1] = 0
+			for step := range 4 {
+				for i, p := range o.parameters {
+					g := p.Grad.Floats()
+					for j := range g {
+						// never, only at first, or only later another number
+						if g[j] = float32(math.Sin(float64(7*step + i + j))); j%4 == 1 || j%4 == 2+step/2 {
+							g[j] = float32(math.Copysign(0, sign))
+						}
+					}
+				}
+				if err := o.Step(t.Context(), 1e-2, 0.5); err != nil {
+					t.Fatal(err)
+				}
+				if o.CurvatureDue() {
+					o.UpdateCurvature(0.5, 90)
+				}
+			}
+			for i, p := range o.parameters {
+				w := p.Weight.Floats()
+				if sign > 0 {
+					want = append(want, slices.Clone(w))
+				} else if !slices.EqualFunc(w, want[i], func(a, b float32) bool {
+					return math.Float32bits(a) == math.Float32bits(b)
+				}) {
+					t.Errorf("%s differs", p.Name)
+				}
+			}
+		}
+	})
+}
+
 func TestOptimizersAllocate(t *testing.T) {
 	eachOptimizer(t, func(t *testing.T, name Name) {
 		o := mustOptimizer(t, defaultOptimizer(name), 100, device(t, 2), optimizertest.Parameters(1))

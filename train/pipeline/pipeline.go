@@ -200,9 +200,10 @@ func (s Step) batch(number int) (first, end int, batch moe.Batch) {
 	return first, end, s.Rows.Batch(first, end)
 }
 
-// setPass sets the options of the backward pass of a micro-batch that starts at row first. The last
-// micro-batch of a group of layers completes its buckets.
+// setPass sets the options of the backward pass of a micro-batch that starts at row first. The
+// first micro-batch of a group of layers sets its gradients, and the last completes its buckets.
 func (s Step) setPass(number, first int, options *moe.BackwardOptions) {
+	options.First = number == 0
 	options.FirstTarget = (s.Before + int64(first)) * int64(s.Rows.Length)
 	if options.Done = nil; number == s.Passes-1 {
 		options.Done = s.Done
