@@ -19,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	"mula/internal/filesystem"
 	"mula/internal/longtest"
 	"mula/internal/testwait"
 	"mula/train/launch"
@@ -119,7 +120,8 @@ func (l *launched) reaches(attempt int, step int64) int {
 	path := filepath.Join(l.run, "launch", fmt.Sprintf("attempt-%03d", attempt), "heartbeat")
 	ctx := testwait.Context(l.t)
 	for {
-		if beat, err := record.ReadHeartbeat(path); err == nil && beat.Section != record.SectionSetup &&
+		if beat, err := record.ReadHeartbeat(filesystem.OS{}, path); err == nil &&
+			beat.Section != record.SectionSetup &&
 			beat.Step >= step {
 			return beat.PID
 		}
@@ -255,7 +257,8 @@ func launchHang(t *testing.T, dir string, whole map[string]string) {
 		if _, err := os.Stat(filepath.Join(l.run, "launch", fmt.Sprintf("attempt-%03d", attempt+1))); err == nil {
 			attempt++
 		}
-		beat, err := record.ReadHeartbeat(filepath.Join(l.run, "launch", fmt.Sprintf("attempt-%03d", attempt),
+		beat, err := record.ReadHeartbeat(filesystem.OS{}, filepath.Join(l.run, "launch",
+			fmt.Sprintf("attempt-%03d", attempt),
 			"heartbeat"))
 		if err == nil && beat.Step >= 23 { // in a step, or else in a save, whose limit is longer
 			pid = beat.PID
@@ -294,7 +297,7 @@ func hangOfRank(t *testing.T, dir, name string, flags []string) {
 		if _, err := os.Stat(next); err == nil {
 			attempt, folder = attempt+1, next
 		}
-		beat, err := record.ReadHeartbeat(filepath.Join(folder, "heartbeat"))
+		beat, err := record.ReadHeartbeat(filesystem.OS{}, filepath.Join(folder, "heartbeat"))
 		ranks := slices.DeleteFunc(l.ranks(), func(pid int) bool { return pid == beat.PID })
 		return err == nil && beat.Step >= 1 && len(ranks) == 1 && syscall.Kill(ranks[0], syscall.SIGSTOP) == nil
 	})

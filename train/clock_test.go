@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"mula/internal/filesystem"
 	"mula/train/record"
 	"mula/train/rundir"
 	"mula/xpu/comm"
@@ -104,9 +105,8 @@ func TestWarnSlow(t *testing.T) {
 	var warnings []string
 	r := &run{options: Options{Warn: func(text string) { warnings = append(warnings, text) }}}
 	beats := filepath.Join(t.TempDir(), "heartbeat")
-	t.Setenv(record.HeartbeatVariable, beats)
 	var err error
-	if r.history.heartbeat, err = record.NewHeartbeat(); err != nil {
+	if r.history.heartbeat, err = record.NewHeartbeat(filesystem.OS{}, beats); err != nil {
 		t.Fatal(err)
 	}
 	for i, step := range []struct {
@@ -124,7 +124,7 @@ func TestWarnSlow(t *testing.T) {
 		warnings = nil
 		r.warnSlow(&m)
 		r.history.heartbeat.Beat(record.SectionStep, int64(i))
-		beat, err := record.ReadHeartbeat(beats)
+		beat, err := record.ReadHeartbeat(filesystem.OS{}, beats)
 		if err != nil || (beat.Slow != nil) != (step.listed != nil) ||
 			beat.Slow != nil && *beat.Slow != step.listed[0] {
 			t.Errorf("%d: heartbeat %+v, %v; slow ranks %v", i, beat, err, step.listed)

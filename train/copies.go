@@ -241,7 +241,7 @@ func (r *run) newestLocal(ctx context.Context) (*checkpoint.Checkpoint, error) {
 	world, dir := r.ranks.World(), r.dir.Join(checkpoint.DirName)
 	saved, refused, err := checkpoint.Candidate(ctx, world, r.options.files, dir, r.history.refused)
 	if err == nil && saved != nil && (r.options.DryRun || saved.State.Step >= r.config.Steps) {
-		saved, refused, err = checkpoint.Newest(ctx, world, dir)
+		saved, refused, err = checkpoint.Newest(ctx, world, r.options.files, dir)
 	}
 	r.refuse(refused...)
 	return saved, err

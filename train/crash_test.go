@@ -17,6 +17,7 @@ import (
 
 	"mula/blend/fingerprint"
 	"mula/internal/atomicfile"
+	"mula/internal/filesystem"
 	"mula/internal/longtest"
 	"mula/train/checkpoint"
 	"mula/train/rundir"
@@ -89,7 +90,7 @@ func killAndResume(t *testing.T, plan, unbrokenConfig string, configOf func(run 
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := resolved.write(file); err != nil {
+		if err := resolved.write(filesystem.OS{}, file); err != nil {
 			t.Fatal(err)
 		}
 		for try := 0; ; try++ {

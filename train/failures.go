@@ -160,8 +160,8 @@ func (r *run) appendFailure(rank int, kind, text string) {
 	if rank >= 0 {
 		host = r.ranks.Hosts[rank]
 	}
-	err := record.AppendFailure(r.dir.Join(record.FailuresFile), record.Failure{Time: record.Timestamp(time.Now()),
-		Host: host, Rank: rank, Step: r.state.Step, Kind: kind, Error: text})
+	err := record.AppendFailure(r.dir.FS, r.dir.Join(record.FailuresFile), record.Failure{
+		Time: record.Timestamp(time.Now()), Host: host, Rank: rank, Step: r.state.Step, Kind: kind, Error: text})
 	if err != nil {
 		r.warn("a failure of rank %d on %s could not be recorded: %v", rank, host, err)
 	}

@@ -70,7 +70,7 @@ func Import(ctx context.Context, config Config, model checkpoint.ModelDir, o Imp
 	if err != nil {
 		return result, err
 	}
-	dir, err := rundir.Open(config.Output)
+	dir, err := rundir.Open(nil, config.Output)
 	if err != nil {
 		return result, err
 	}

@@ -13,11 +13,13 @@
 package train
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"os"
 	"path/filepath"
 	"slices"
 	"time"
@@ -87,9 +89,16 @@ type Options struct {
 	atStep    func(r *run)                    // called on every rank before a step
 	late      bool                            // gradients are summed after the backward pass instead of during it
 	passed    func(r *run)                    // called on every rank after the backward passes of a step
+	vote      func(rank int, own *votes.Own)  // changes the vote of a rank
 	ended     func(r *group.Group)            // called after the last step
 	hosts     *comm.Hosts                     // of all ranks, instead of this machine
-	files     filesystem.FS                   // from which checkpoints are loaded; nil: the machine's
+	files     filesystem.FS                   // of the run directory; nil: the machine's
+	heartbeat string                          // instead of [record.HeartbeatVariable]
+}
+
+// heartbeatPath returns the path of the heartbeat, "" for none.
+func (o *Options) heartbeatPath() string {
+	return cmp.Or(o.heartbeat, os.Getenv(record.HeartbeatVariable))
 }
 
 // Progress describes the step that has just finished.
@@ -292,7 +301,8 @@ func (r *run) begin(ctx context.Context) (*checkpoint.Checkpoint, error) {
 	// only when they need it.
 	var err error
 	if r.leads() {
-		if r.history.heartbeat, err = record.NewHeartbeat(); err == nil {
+		r.history.heartbeat, err = record.NewHeartbeat(filesystem.Default(r.options.files), r.options.heartbeatPath())
+		if err == nil {
 			err = r.open(ctx)
 		}
 	}
@@ -367,7 +377,7 @@ func (r *run) prepare(ctx context.Context, saved *checkpoint.Checkpoint) error {
 		return err
 	}
 	if r.leads() {
-		err = r.config.write(r.dir.Join(rundir.ConfigFile))
+		err = r.config.write(r.dir.FS, r.dir.Join(rundir.ConfigFile))
 	}
 	return r.restored(ctx, saved, false, err)
 }
@@ -751,8 +761,12 @@ func (r *run) backward(ctx context.Context, m *record.StepMetrics) error {
 	if lost != nil {
 		return lost
 	}
-	if err := r.votes.Exchange(ctx, m, votes.Own{Err: err, Tensor: r.sharding.TakeBad(),
-		NonFinite: r.pipeline.TakeNonFinite(parts), Seconds: r.clock.take()}); err != nil {
+	own := votes.Own{Err: err, Tensor: r.sharding.TakeBad(), NonFinite: r.pipeline.TakeNonFinite(parts),
+		Seconds: r.clock.take()}
+	if f := r.options.vote; f != nil {
+		f(r.ranks.Rank(), &own)
+	}
+	if err := r.votes.Exchange(ctx, m, own); err != nil {
 		return err
 	}
 	r.clock.begin(updating)
@@ -954,7 +968,7 @@ func (r *run) save(ctx context.Context, background bool) (string, error) {
 	defer r.optimizer.Average(ctx, false)
 	dir := r.dir.Join(checkpoint.DirName)
 	shard := checkpoint.NewShard(r.model, r.optimizer)
-	options := checkpoint.Options{Tokenizer: r.start.tokenizer, Writers: r.config.Checkpoint.Writers}
+	options := checkpoint.Options{Tokenizer: r.start.tokenizer, Writers: r.config.Checkpoint.Writers, FS: r.dir.FS}
 	if background {
 		r.saving, err = checkpoint.Start(ctx, r.ranks.World(), dir, r.state, shard, options, &r.snapshot)
 		return "", r.notSaved(ctx, err)
@@ -1029,7 +1043,7 @@ func (r *run) saved(ctx context.Context, saved checkpoint.State) string {
 	if r.leads() {
 		keep := checkpoint.Kept{Newest: r.config.Checkpoint.Keep, BackTo: r.backTo(),
 			ModelEvery: r.config.Checkpoint.KeepEvery}
-		if err := checkpoint.Prune(dir, keep, r.history.refused); err != nil {
+		if err := checkpoint.Prune(r.dir.FS, dir, keep, r.history.refused); err != nil {
 			r.warn("old checkpoints could not be removed: %v", err)
 		}
 	}

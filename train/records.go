@@ -7,12 +7,13 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
-	"os"
+	"path"
 	"slices"
 	"time"
 
 	"mula/blend/fingerprint"
 	"mula/internal/atomicfile"
+	"mula/internal/filesystem"
 	"mula/moe"
 	"mula/moe/safetensors"
 	"mula/train/checkpoint"
@@ -61,20 +62,20 @@ func (o *records) restored(saved *checkpoint.Checkpoint, back bool) (err error) 
 	oldPlan := r.state.Cursor.Plan
 	r.takePlan()
 	if saved == nil && !back {
-		names, err := fs.Glob(os.DirFS(r.dir.Path), fingerprint.OlderLogFile("*"))
+		names, err := r.olderLogs()
 		if err != nil {
 			return err
 		}
 		for _, name := range append(names, rundir.MetricsFile, fingerprint.LogFile, rundir.TensorBoardDir) {
-			if _, err := os.Lstat(r.dir.Join(name)); err == nil {
+			if _, err := r.dir.FS.Stat(r.dir.Join(name)); err == nil {
 				r.warn("%s is from a run without a checkpoint; replacing it", r.dir.Join(name))
 			}
-			if err := os.RemoveAll(r.dir.Join(name)); err != nil {
+			if err := filesystem.RemoveAll(r.dir.FS, r.dir.Join(name)); err != nil {
 				return err
 			}
 		}
 	}
-	header, last, err := record.Cut(r.dir.Join(rundir.MetricsFile), r.state.Step)
+	header, last, err := record.Cut(r.dir.FS, r.dir.Join(rundir.MetricsFile), r.state.Step)
 	if err != nil {
 		return err
 	}
@@ -82,7 +83,7 @@ func (o *records) restored(saved *checkpoint.Checkpoint, back bool) (err error) 
 		r.warn("%s ends with step %d, but the checkpoint is of step %d; the steps in between are not recorded",
 			r.dir.Join(rundir.MetricsFile), last, r.state.Step-1)
 	}
-	if o.metrics, err = record.Open(r.dir.Join(rundir.MetricsFile)); err != nil {
+	if o.metrics, err = record.Open(r.dir.FS, r.dir.Join(rundir.MetricsFile)); err != nil {
 		return err
 	}
 	if !header {
@@ -110,7 +111,7 @@ func (o *records) restored(saved *checkpoint.Checkpoint, back bool) (err error) 
 			return err
 		}
 	}
-	if o.fingerprints, err = record.Open(r.dir.Join(fingerprint.LogFile)); err != nil {
+	if o.fingerprints, err = record.Open(r.dir.FS, r.dir.Join(fingerprint.LogFile)); err != nil {
 		return err
 	}
 	o.log = fingerprint.ResumeWriter(o.fingerprints)
@@ -125,10 +126,10 @@ func (o *records) restored(saved *checkpoint.Checkpoint, back bool) (err error) 
 	if err := r.writeSkips(); err != nil {
 		return err
 	}
-	if o.board, err = tensorboard.Create(r.dir.Join(rundir.TensorBoardDir), r.state.Step, now); err != nil {
+	if o.board, err = tensorboard.Create(r.dir.FS, r.dir.Join(rundir.TensorBoardDir), r.state.Step, now); err != nil {
 		return err
 	}
-	if err := atomicfile.SyncDir(r.dir.Path); err != nil { // the files themselves must be on disk, too
+	if err := atomicfile.On(r.dir.FS).SyncDir(r.dir.Path); err != nil { // the files themselves must be on disk, too
 		return err
 	}
 	if saved == nil || back && oldPlan == plan {
@@ -147,6 +148,22 @@ func (o *records) restored(saved *checkpoint.Checkpoint, back bool) (err error) 
 			plan, r.state.Cursor.Position)
 	}
 	return o.metrics.Append(metricsLine{Step: &r.state.Step, Resumed: resumed})
+}
+
+// olderLogs returns the names of the logs of other plans in the run directory.
+func (r *run) olderLogs() (names []string, err error) {
+	entries, err := r.dir.FS.ReadDir(r.dir.Path)
+	if err != nil {
+		return nil, err
+	}
+	for _, e := range entries {
+		if match, err := path.Match(fingerprint.OlderLogFile("*"), e.Name()); err != nil {
+			return nil, err
+		} else if match {
+			names = append(names, e.Name())
+		}
+	}
+	return names, nil
 }
 
 // runRecord describes the run at its start.
@@ -186,24 +203,24 @@ func (r *run) expertLayers() []int { return r.config.Model.ExpertLayers(0, r.con
 func (o *records) openLog(plan string) (header bool, last int64, err error) {
 	r := o.run
 	path := r.dir.Join(fingerprint.LogFile)
-	if now := planOfLog(path); now != plan {
+	if now := planOfLog(r.dir.FS, path); now != plan {
 		if now != "" {
-			if err := os.Rename(path, r.dir.Join(fingerprint.OlderLogFile(now))); err != nil {
+			if err := r.dir.FS.Rename(path, r.dir.Join(fingerprint.OlderLogFile(now))); err != nil {
 				return false, -1, err
 			}
 		}
-		err := os.Rename(r.dir.Join(fingerprint.OlderLogFile(plan)), path)
+		err := r.dir.FS.Rename(r.dir.Join(fingerprint.OlderLogFile(plan)), path)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return false, -1, err
 		}
 	}
-	return record.Cut(path, r.state.Step)
+	return record.Cut(r.dir.FS, path, r.state.Step)
 }
 
 // planOfLog returns the fingerprint of a log's plan, or "" if the log does not exist or its first
 // line is incomplete.
-func planOfLog(path string) string {
-	f, err := os.Open(path)
+func planOfLog(fsys filesystem.FS, path string) string {
+	f, err := filesystem.Open(fsys, path)
 	if err != nil {
 		return ""
 	}

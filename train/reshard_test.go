@@ -67,7 +67,7 @@ func reload(t testing.TB, c Config) string {
 	t.Helper()
 	dir := t.TempDir()
 	var path, from string
-	files := checkpointtest.NewCounter(filesystem.OS{})
+	files := checkpointtest.NewCounter(filesystem.OS{}, filepath.Join(c.Output, checkpoint.DirName))
 	optimizertest.Together(t, c.Layout.Ranks(), func(world *comm.Comm) error {
 		ctx := context.Background()
 		ranks, err := group.New(ctx, world, c.Layout.shape(), c.Layout.groupOptions(nil))

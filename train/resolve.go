@@ -10,6 +10,7 @@ import (
 
 	"mula/blend"
 	"mula/internal/atomicfile"
+	"mula/internal/filesystem"
 	"mula/internal/objects"
 	"mula/internal/strictyaml"
 	"mula/moe"
@@ -131,7 +132,7 @@ func (m *ModelConfig) resolve(t *blend.Tokenizer) error {
 
 // write writes a resolved configuration as a train.yaml of the same run. Its paths are relative to
 // its directory, so that a tree of files can be moved.
-func (c Config) write(path string) error {
+func (c Config) write(fsys filesystem.FS, path string) error {
 	for _, p := range []*string{&c.Plan, &c.Output, &c.Tokenizer, &c.InitializeFrom} {
 		if *p == "" || objects.IsURL(*p) {
 			continue
@@ -146,7 +147,7 @@ func (c Config) write(path string) error {
 	if err != nil {
 		return fmt.Errorf("writing %s: %w", path, err)
 	}
-	return atomicfile.WriteFile(path, append([]byte(rundir.ConfigComment), data...))
+	return atomicfile.On(fsys).WriteFile(path, append([]byte(rundir.ConfigComment), data...))
 }
 
 // relativePath returns path relative to dir, or an absolute path if there is no relative path, such

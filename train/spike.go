@@ -84,7 +84,7 @@ func (r *run) rollBack(ctx context.Context, spike *spikes.Spike) error {
 	if r.leads() {
 		for _, path := range newer {
 			if err == nil {
-				err = checkpoint.Discard(path)
+				err = checkpoint.Discard(r.dir.FS, path)
 			}
 		}
 	}
@@ -192,7 +192,7 @@ func (r *run) endOfSpikes(spike *spikes.Spike, why string) error {
 func (r *run) writeSkips() error {
 	path := r.dir.Join(rundir.SkipsFile)
 	if r.state.Spikes == nil || len(r.state.Spikes.Skips) == 0 {
-		return atomicfile.Remove(path)
+		return atomicfile.On(r.dir.FS).Remove(path)
 	}
 	var text strings.Builder
 	text.WriteString("# Positions that this run skipped because of spikes, written by mula train. A plan that is " +
@@ -200,5 +200,5 @@ func (r *run) writeSkips() error {
 	for _, s := range r.state.Spikes.Skips {
 		fmt.Fprintf(&text, "- {from: %d, to: %d}\n", s.From, s.To)
 	}
-	return atomicfile.WriteFile(path, []byte(text.String()))
+	return atomicfile.On(r.dir.FS).WriteFile(path, []byte(text.String()))
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"mula/blend"
+	"mula/internal/filesystem"
 	"mula/internal/machine"
 	"mula/internal/strictyaml"
 	"mula/moe"
@@ -70,11 +71,11 @@ func (r *run) open(ctx context.Context) error {
 		if r.options.DryRun {
 			openDir = rundir.Inspect
 		}
-		if r.dir, err = openDir(r.config.Output); err != nil {
+		if r.dir, err = openDir(r.options.files, r.config.Output); err != nil {
 			return err
 		}
 	} else {
-		r.dir = &rundir.Dir{Path: r.config.Output}
+		r.dir = &rundir.Dir{Path: r.config.Output, FS: filesystem.Default(r.options.files)}
 	}
 	return nil
 }

@@ -263,9 +263,6 @@ func (w Files) WriteFile(path string, data []byte) error {
 
 // Remove removes the file at path. It returns nil if the file does not exist. The removal survives
 // a crash of the machine only after [SyncDir].
-func Remove(path string) error { return Files{}.Remove(path) }
-
-// Remove is [Remove] on the file system.
 func (w Files) Remove(path string) error {
 	if err := Injected(OpRemove, path); err != nil {
 		return err

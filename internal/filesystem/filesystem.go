@@ -5,9 +5,12 @@
 package filesystem
 
 import (
+	"errors"
 	"io"
 	"io/fs"
 	"os"
+	"path/filepath"
+	"syscall"
 )
 
 // FS opens, renames, removes and lists files. Its methods do what the functions of package os with
@@ -65,6 +68,65 @@ func ReadFile(fsys FS, name string) ([]byte, error) {
 	return io.ReadAll(f)
 }
 
+// WriteFile writes data to a file, and creates the file if necessary.
+func WriteFile(fsys FS, name string, data []byte, perm fs.FileMode) error {
+	f, err := fsys.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, perm)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(data)
+	return errors.Join(err, f.Close())
+}
+
+// MkdirAll creates a directory and its parents, as [os.MkdirAll] does.
+func MkdirAll(fsys FS, name string, perm fs.FileMode) error {
+	if f, ok := fsys.(interface {
+		MkdirAll(string, fs.FileMode) error
+	}); ok {
+		return f.MkdirAll(name, perm)
+	}
+	info, err := fsys.Stat(name)
+	if err == nil && info.IsDir() {
+		return nil
+	}
+	if err == nil {
+		return &fs.PathError{Op: "mkdir", Path: name, Err: syscall.ENOTDIR}
+	}
+	if parent := filepath.Dir(name); parent != name {
+		if err := MkdirAll(fsys, parent, perm); err != nil {
+			return err
+		}
+	}
+	if err := fsys.Mkdir(name, perm); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	return nil
+}
+
+// RemoveAll removes a file, or a directory with its contents, as [os.RemoveAll] does.
+func RemoveAll(fsys FS, name string) error {
+	if f, ok := fsys.(interface{ RemoveAll(string) error }); ok {
+		return f.RemoveAll(name)
+	}
+	err := fsys.Remove(name)
+	if err == nil || errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	entries, listErr := fsys.ReadDir(name)
+	if listErr != nil { // not a directory
+		return err
+	}
+	for _, e := range entries {
+		if err := RemoveAll(fsys, filepath.Join(name, e.Name())); err != nil {
+			return err
+		}
+	}
+	if err := fsys.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
 // OS is the file system of the machine.
 type OS struct{}
 
@@ -91,6 +153,12 @@ func (OS) Stat(name string) (fs.FileInfo, error) { return os.Stat(name) }
 
 // ReadDir implements [FS].
 func (OS) ReadDir(name string) ([]fs.DirEntry, error) { return os.ReadDir(name) }
+
+// MkdirAll is [os.MkdirAll].
+func (OS) MkdirAll(name string, perm fs.FileMode) error { return os.MkdirAll(name, perm) }
+
+// RemoveAll is [os.RemoveAll].
+func (OS) RemoveAll(name string) error { return os.RemoveAll(name) }
 
 // SyncDir implements [FS].
 func (OS) SyncDir(name string) error {

@@ -2,14 +2,11 @@
 
 package locks
 
-import (
-	"errors"
-	"os"
-)
+import "errors"
 
 // Alone does nothing on this system.
 func Alone(string) (done func()) { return func() {} }
 
-func hold(*os.File) error { return errors.ErrUnsupported }
+func hold(descriptor) error { return errors.ErrUnsupported }
 
-func unlock(*os.File) {}
+func unlock(descriptor) {}

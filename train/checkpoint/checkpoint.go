@@ -159,14 +159,14 @@ type Refused struct {
 // damaged, because a restart would remove checkpoints that the user may be able to repair. It also
 // returns an error if the checkpoint to use cannot be read: a resume from an older checkpoint would
 // later remove this checkpoint, which may be complete. All ranks of world call it and get the same
-// result.
-func Newest(ctx context.Context, world *comm.Comm, dir string) (*Checkpoint, []Refused, error) {
-	return newest(ctx, world, filesystem.OS{}, dir, nil, true)
+// result. fsys is the file system of dir; nil means the machine's.
+func Newest(ctx context.Context, world *comm.Comm, fsys filesystem.FS, dir string) (*Checkpoint, []Refused, error) {
+	return newest(ctx, world, filesystem.Default(fsys), dir, nil, true)
 }
 
 // Candidate is [Newest] for a checkpoint that is loaded next: the files that [Shard.Load] reads are
 // not read here, and their damage is found there. Candidate does not use the checkpoints in
-// refused. fsys is the file system of dir; nil means the machine's.
+// refused.
 func Candidate(ctx context.Context, world *comm.Comm, fsys filesystem.FS, dir string,
 	refused []Refused) (*Checkpoint, []Refused, error) {
 	return newest(ctx, world, filesystem.Default(fsys), dir, refused, false)
@@ -273,7 +273,7 @@ func Find(ctx context.Context, dir string) (*Checkpoint, []Refused, error) {
 	} else if !info.IsDir() {
 		return nil, nil, fmt.Errorf("%s is a file; name a run's folder, a checkpoint or a Hugging Face model", dir)
 	}
-	c, refused, err := Newest(ctx, comm.NewSingle(), filepath.Join(dir, DirName))
+	c, refused, err := Newest(ctx, comm.NewSingle(), nil, filepath.Join(dir, DirName))
 	if err == nil && c == nil {
 		err = fmt.Errorf("%s: %w; name a checkpoint or a run's folder that has one", dir, ErrNone)
 	}

@@ -53,10 +53,11 @@ func TestLoadReadsOnce(t *testing.T) {
 			if stored && layout[0] == 64 {
 				continue // it takes seconds
 			}
-			from, fsys := filepath.Join(dir, Name(1)), checkpointtest.NewCounter(filesystem.OS{})
+			from, files := filepath.Join(dir, Name(1)), filesystem.FS(filesystem.OS{})
 			if stored {
-				from, fsys = "s3://bucket/run/"+Name(1), checkpointtest.NewCounter(objectfs.New(t.Context(), nil, ""))
+				from, files = "s3://bucket/run/"+Name(1), objectfs.New(t.Context(), nil, "")
 			}
+			fsys := checkpointtest.NewCounter(files, from)
 			size, ep := layout[0]*layout[1], layout[1]
 			for r, err := range onRanks(size, func(world *comm.Comm) error {
 				c, err := verify(context.Background(), world, fsys, from, false)

@@ -38,7 +38,7 @@ func loadTogether(t *testing.T, from ModelDir, c moe.Config, check func(m *moe.M
 // The ranks of a run together read each weight of the initial model once.
 func TestInitialReadsOnce(t *testing.T) {
 	dir, whole := checkpointtest.Model(t, nil, nil)
-	fsys := checkpointtest.NewCounter(filesystem.OS{})
+	fsys := checkpointtest.NewCounter(filesystem.OS{}, dir)
 	for r, err := range loadTogether(t, ModelDir{Dir: dir, fsys: fsys}, whole.Config(), func(m *moe.Model) error {
 		for _, p := range m.Parameters() {
 			if want := whole.Parameters()[p.Index]; p.Name != want.Name ||

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"mula/internal/atomicfile"
+	"mula/internal/filesystem"
 	"mula/train/checkpoint/checkpointtest"
 	"mula/xpu/comm"
 )
@@ -35,7 +36,7 @@ func TestPruneKeepsModels(t *testing.T) {
 	keep := Kept{Newest: 2, BackTo: -1, ModelEvery: 2}
 	for step := int64(1); step <= 7; step++ {
 		m.save(t, dir, step, 2, 1)
-		if err := Prune(dir, keep, []Refused{{Checkpoint: Name(4)}}); err != nil {
+		if err := Prune(filesystem.OS{}, dir, keep, []Refused{{Checkpoint: Name(4)}}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -68,15 +69,15 @@ func TestPruneKeepsModels(t *testing.T) {
 			}
 			return nil
 		}
-		err := Prune(dir, keep, nil)
+		err := Prune(filesystem.OS{}, dir, keep, nil)
 		atomicfile.Fault = nil
 		if failed := calls >= k; failed != (err != nil) {
 			t.Fatalf("operation %d: %v", k, err)
 		}
-		if err := FinishModels(dir); err != nil {
+		if err := FinishModels(filesystem.OS{}, dir); err != nil {
 			t.Fatal(err)
 		}
-		if err := Prune(dir, keep, nil); err != nil {
+		if err := Prune(filesystem.OS{}, dir, keep, nil); err != nil {
 			t.Fatal(err)
 		}
 		if got := models(); !slices.Equal(got, []string{Name(2), Name(6), Name(8)}) {

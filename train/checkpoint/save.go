@@ -12,7 +12,6 @@ import (
 	"io"
 	"io/fs"
 	"maps"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -45,8 +44,9 @@ func modelShardName(k, n int) string {
 
 // Options are settings of [Save] and [Start]. All ranks have the same Writers.
 type Options struct {
-	Tokenizer []byte // content of tokenizer.json, which rank 0 writes; nil for none
-	Writers   int    // ranks that write at the same time at most; 0: all ranks
+	Tokenizer []byte        // content of tokenizer.json, which rank 0 writes; nil for none
+	Writers   int           // ranks that write at the same time at most; 0: all ranks
+	FS        filesystem.FS // on which the checkpoint is written; nil: the machine's
 }
 
 // waves returns the number of turns in which n ranks write.
@@ -102,7 +102,7 @@ func Start(ctx context.Context, world *comm.Comm, dir string, state State, s Sha
 	memory *[]float32) (*Pending, error) {
 	p := &Pending{State: state, options: o, cancel: func() {}}
 	name, c := Name(state.Step), &p.writer
-	*c = writer{Shard: s, rank: world.Rank(), dir: dir, files: map[string]shards.FileInfo{}}
+	*c = writer{Shard: s, rank: world.Rank(), dir: dir, out: atomicfile.On(o.FS), files: map[string]shards.FileInfo{}}
 	var err error
 	if c.rank == 0 {
 		c.temp = filepath.Join(dir, "."+name+atomicfile.TempSuffix)
@@ -232,7 +232,7 @@ func (p *Pending) Close() {
 		<-p.done
 	}
 	if p.writer.rank == 0 {
-		os.RemoveAll(p.writer.temp) // no effect after the rename
+		filesystem.RemoveAll(p.writer.out.FS(), p.writer.temp) // no effect after the rename
 	}
 }
 
@@ -241,6 +241,7 @@ type writer struct {
 	Shard
 	rank      int
 	dir, temp string
+	out       atomicfile.Files // writes the files
 
 	weights []safetensors.Tensor       // tensors that this rank writes
 	content []heldTensor               // values of weights
@@ -261,16 +262,17 @@ type writtenFiles struct {
 
 // begin creates the temporary directory.
 func (c *writer) begin() error {
-	if err := os.MkdirAll(c.dir, 0o755); err != nil {
+	fsys := c.out.FS()
+	if err := filesystem.MkdirAll(fsys, c.dir, 0o755); err != nil {
 		return err
 	}
-	if err := os.RemoveAll(c.temp); err != nil {
+	if err := filesystem.RemoveAll(fsys, c.temp); err != nil {
 		return err
 	}
 	if err := atomicfile.Injected(atomicfile.OpCreate, c.temp); err != nil {
 		return err
 	}
-	return os.Mkdir(c.temp, 0o755)
+	return fsys.Mkdir(c.temp, 0o755)
 }
 
 // copyTo copies the values that this rank writes to memory, and writes from there.
@@ -335,7 +337,7 @@ type assignment struct {
 func (c *writer) plan(ctx context.Context, world *comm.Comm) error {
 	var err error
 	if c.ranges, c.values, err = c.written(); err == nil {
-		if _, missing := os.Stat(c.temp); missing != nil {
+		if _, missing := c.out.FS().Stat(c.temp); missing != nil {
 			err = fmt.Errorf("cannot see %s, which rank 0 has created: %w; %s", c.temp, missing, needShared)
 		}
 	}
@@ -479,7 +481,7 @@ func (c *writer) writeOwn(ctx context.Context) (writtenFiles, error) {
 	if len(c.files) == 0 {
 		return w, nil
 	}
-	return w, atomicfile.SyncDir(c.temp)
+	return w, c.out.SyncDir(c.temp)
 }
 
 // writeTensors writes a safetensors file.
@@ -507,7 +509,7 @@ func (c *writer) writeTensors(ctx context.Context, name string, tensors []safete
 // writeFile writes, hashes and syncs a file of the checkpoint. Its name is on disk after a sync of
 // the directory.
 func (c *writer) writeFile(name string, write func(file io.Writer) error) error {
-	file, err := atomicfile.Create(filepath.Join(c.temp, name))
+	file, err := c.out.Create(filepath.Join(c.temp, name))
 	if err != nil {
 		return err
 	}
@@ -592,7 +594,7 @@ func (c *writer) finish(name string, all []writtenFiles, state State) error {
 			if r == c.rank {
 				continue
 			}
-			info, err := os.Stat(filepath.Join(c.temp, file))
+			info, err := c.out.FS().Stat(filepath.Join(c.temp, file))
 			if err != nil || info.Size() != w.Files[file].Bytes {
 				return fmt.Errorf("%s, written by rank %d, is missing or does not have %d bytes; %s",
 					filepath.Join(c.temp, file), r, w.Files[file].Bytes, needShared)
@@ -603,22 +605,23 @@ func (c *writer) finish(name string, all []writtenFiles, state State) error {
 	if err := c.writeValue(manifestFile, m); err != nil {
 		return err
 	}
-	return publish(c.temp, filepath.Join(c.dir, name))
+	return publish(c.out.FS(), c.temp, filepath.Join(c.dir, name))
 }
 
 // publish gives a complete temporary directory the name of a checkpoint. It replaces a checkpoint
 // of that name.
-func publish(temp, final string) error {
-	if err := atomicfile.SyncDir(temp); err != nil {
+func publish(fsys filesystem.FS, temp, final string) error {
+	out := atomicfile.On(fsys)
+	if err := out.SyncDir(temp); err != nil {
 		return err
 	}
-	if err := Discard(final); err != nil {
+	if err := Discard(fsys, final); err != nil {
 		return err
 	}
-	if err := rename(temp, final); err != nil {
+	if err := rename(fsys, temp, final); err != nil {
 		return err
 	}
-	return atomicfile.SyncDir(filepath.Dir(final))
+	return out.SyncDir(filepath.Dir(final))
 }
 
 func jsonText(value any) ([]byte, error) {
@@ -631,17 +634,17 @@ func jsonText(value any) ([]byte, error) {
 
 // Discard removes a checkpoint if it exists. It renames the directory first, so that a
 // partly removed directory never has the name of a checkpoint.
-func Discard(path string) error {
+func Discard(fsys filesystem.FS, path string) error {
 	gone := filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+".old"+atomicfile.TempSuffix)
-	if err := os.RemoveAll(gone); err != nil {
+	if err := filesystem.RemoveAll(fsys, gone); err != nil {
 		return err
 	}
-	if err := os.Rename(path, gone); errors.Is(err, fs.ErrNotExist) {
+	if err := fsys.Rename(path, gone); errors.Is(err, fs.ErrNotExist) {
 		return nil
 	} else if err != nil {
 		return err
 	}
-	return os.RemoveAll(gone)
+	return filesystem.RemoveAll(fsys, gone)
 }
 
 // Kept describes the checkpoints that [Prune] keeps.
@@ -654,8 +657,8 @@ type Kept struct {
 }
 
 // Prune removes old checkpoints, the refused checkpoints, and temporary files of killed processes.
-func Prune(dir string, keep Kept, refused []Refused) error {
-	names, err := list(filesystem.OS{}, dir)
+func Prune(fsys filesystem.FS, dir string, keep Kept, refused []Refused) error {
+	names, err := list(fsys, dir)
 	if err != nil {
 		return err
 	}
@@ -669,12 +672,12 @@ func Prune(dir string, keep Kept, refused []Refused) error {
 			kept++
 			enough = enough || step <= keep.BackTo
 		case !damaged && keep.ModelEvery > 0 && step%keep.ModelEvery == 0:
-			errs = append(errs, rename(path, filepath.Join(dir, hiddenModel(name))))
+			errs = append(errs, rename(fsys, path, filepath.Join(dir, hiddenModel(name))))
 		default:
-			errs = append(errs, Discard(path))
+			errs = append(errs, Discard(fsys, path))
 		}
 	}
-	return errors.Join(append(errs, FinishModels(dir), RemoveTemporary(dir))...)
+	return errors.Join(append(errs, FinishModels(fsys, dir), RemoveTemporary(fsys, dir))...)
 }
 
 // hiddenModel is the name of a checkpoint that becomes a model. [RemoveTemporary] keeps it.
@@ -682,8 +685,8 @@ func hiddenModel(name string) string { return "." + name + ".model" }
 
 // FinishModels moves models to the directory [ModelsDir] next to dir: the models of checkpoints in
 // dir that [Prune] has chosen, also in a process that was killed.
-func FinishModels(dir string) error {
-	entries, err := os.ReadDir(dir)
+func FinishModels(fsys filesystem.FS, dir string) error {
+	entries, err := fsys.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -695,38 +698,38 @@ func FinishModels(dir string) error {
 	for _, e := range entries {
 		name := strings.TrimSuffix(strings.TrimPrefix(e.Name(), "."), ".model")
 		if _, ok := stepOf(name); ok && e.Name() == hiddenModel(name) {
-			errs = append(errs, moveModel(filepath.Join(dir, e.Name()), models, name))
+			errs = append(errs, moveModel(fsys, filepath.Join(dir, e.Name()), models, name))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-func moveModel(from, models, name string) error {
-	entries, err := os.ReadDir(from)
+func moveModel(fsys filesystem.FS, from, models, name string) error {
+	entries, err := fsys.ReadDir(from)
 	if err != nil {
 		return err
 	}
 	for _, e := range entries {
 		if onlyResumes(e.Name()) {
-			if err := os.Remove(filepath.Join(from, e.Name())); err != nil {
+			if err := fsys.Remove(filepath.Join(from, e.Name())); err != nil {
 				return err
 			}
 		}
 	}
-	if err := os.MkdirAll(models, 0o755); err != nil {
+	if err := filesystem.MkdirAll(fsys, models, 0o755); err != nil {
 		return err
 	}
-	if err := RemoveTemporary(models); err != nil {
+	if err := RemoveTemporary(fsys, models); err != nil {
 		return err
 	}
 	to := filepath.Join(models, name) // exists if the run went back
-	if err := Discard(to); err != nil {
+	if err := Discard(fsys, to); err != nil {
 		return err
 	}
-	if err := rename(from, to); err != nil {
+	if err := rename(fsys, from, to); err != nil {
 		return err
 	}
-	return atomicfile.SyncDir(models)
+	return atomicfile.On(fsys).SyncDir(models)
 }
 
 // onlyResumes reports whether a file of a checkpoint, or of its copy, is not part of the model.
@@ -736,16 +739,16 @@ func onlyResumes(name string) bool {
 }
 
 // rename renames a directory.
-func rename(from, to string) error {
+func rename(fsys filesystem.FS, from, to string) error {
 	if err := atomicfile.Injected(atomicfile.OpRename, to); err != nil {
 		return err
 	}
-	return os.Rename(from, to)
+	return fsys.Rename(from, to)
 }
 
 // RemoveTemporary removes temporary checkpoints and temporary files of killed processes.
-func RemoveTemporary(dir string) error {
-	entries, err := os.ReadDir(dir)
+func RemoveTemporary(fsys filesystem.FS, dir string) error {
+	entries, err := fsys.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -755,7 +758,7 @@ func RemoveTemporary(dir string) error {
 	var errs []error
 	for _, e := range entries {
 		if name := e.Name(); strings.HasPrefix(name, ".") && strings.HasSuffix(name, atomicfile.TempSuffix) {
-			errs = append(errs, os.RemoveAll(filepath.Join(dir, name)))
+			errs = append(errs, filesystem.RemoveAll(fsys, filepath.Join(dir, name)))
 		}
 	}
 	return errors.Join(errs...)

@@ -316,7 +316,7 @@ func TestReshard(t *testing.T) {
 		owner = ownership(to[0], to[1])
 		for r, err := range onRanks(to[0]*to[1], func(world *comm.Comm) error {
 			r := world.Rank()
-			found, refused, err := Newest(context.Background(), world, dir)
+			found, refused, err := Newest(context.Background(), world, nil, dir)
 			if err != nil || found == nil || refused != nil {
 				return fmt.Errorf("found %v, refused %v, %w", found, refused, err)
 			}
@@ -800,7 +800,7 @@ func TestEveryFaultOfEveryRank(t *testing.T) {
 			}
 			for _, size := range []int{1, 2} {
 				for r, err := range onRanks(size, func(world *comm.Comm) error {
-					found, refused, err := Newest(context.Background(), world, dir)
+					found, refused, err := Newest(context.Background(), world, nil, dir)
 					if err != nil || found == nil || refused != nil {
 						return fmt.Errorf("found %v, refused %v, %w", found, refused, err)
 					}
@@ -969,7 +969,7 @@ func TestDamagedSharedCheckpoint(t *testing.T) {
 		}
 		for _, size := range []int{1, 3} {
 			for r, err := range onRanks(size, func(world *comm.Comm) error {
-				found, refused, err := Newest(context.Background(), world, dir)
+				found, refused, err := Newest(context.Background(), world, nil, dir)
 				s := m.shard(world.Rank(), 1, 0, m.evenly(size, 1))
 				for range 2 {
 					if err != nil || found == nil || found.State.Step != 1 || len(refused) != 1 ||
@@ -1008,7 +1008,7 @@ func TestDamagedSharedCheckpoint(t *testing.T) {
 		}
 		for _, size := range []int{1, 3} {
 			for r, err := range onRanks(size, func(world *comm.Comm) error {
-				_, _, err := Newest(context.Background(), world, dir)
+				_, _, err := Newest(context.Background(), world, nil, dir)
 				if err == nil || !strings.Contains(err.Error(), "may be complete") {
 					return fmt.Errorf("error %w", err)
 				}
@@ -1030,7 +1030,7 @@ func TestDamagedSharedCheckpoint(t *testing.T) {
 		if world.Rank() == 2 {
 			dir = t.TempDir()
 		}
-		_, _, err := Newest(context.Background(), world, dir)
+		_, _, err := Newest(context.Background(), world, nil, dir)
 		_, refused, loadErr := resume(world, nil, dir, m.shard(world.Rank(), 1, 0, m.evenly(3, 1)))
 		for _, err := range []error{err, loadErr} {
 			for _, want := range []string{"rank 2 on", "a file system that all ranks share"} {
@@ -1072,7 +1072,7 @@ func TestSaveWithoutARank(t *testing.T) {
 		if world.Rank() == 1 {
 			return errors.New("leaves")
 		}
-		_, refused, err := Newest(context.Background(), world, dir)
+		_, refused, err := Newest(context.Background(), world, nil, dir)
 		if refused != nil {
 			return fmt.Errorf("refused %v", refused)
 		}
@@ -1162,7 +1162,7 @@ func TestFormat1(t *testing.T) {
 	for _, layout := range [][2]int{{1, 1}, {1, 4}, {2, 2}} {
 		size, ep := layout[0]*layout[1], layout[1]
 		for r, err := range onRanks(size, func(world *comm.Comm) error {
-			found, _, err := Newest(context.Background(), world, dir)
+			found, _, err := Newest(context.Background(), world, nil, dir)
 			if err != nil {
 				return err
 			}

@@ -401,7 +401,7 @@ func (s Store) Download(ctx context.Context, step int64, dir, runDir string) (er
 			return err
 		}
 	}
-	return publish(temp, filepath.Join(dir, name))
+	return publish(filesystem.OS{}, temp, filepath.Join(dir, name))
 }
 
 // fetchManifest returns the manifest of the copy with the prefix base, and its text.

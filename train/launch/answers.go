@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"mula/internal/filesystem"
 	"mula/internal/launchers"
 	"mula/train/collective"
 	"mula/train/record"
@@ -131,8 +132,8 @@ func (a *Answers) answer() error {
 }
 
 // askRanks asks the ranks of an attempt for their stacks.
-func askRanks(folder string) error {
-	return os.WriteFile(filepath.Join(folder, askFile), []byte("stacks\n"), 0o644)
+func askRanks(fsys filesystem.FS, folder string) error {
+	return filesystem.WriteFile(fsys, filepath.Join(folder, askFile), []byte("stacks\n"), 0o644)
 }
 
 // A rankAnswer is the first line of a rank's answer.
@@ -146,11 +147,14 @@ var answerLine = regexp.MustCompile(`^rank (\d+) on (\S+), process \d+: (?:not i
 
 // readAnswers returns the answers of ranks. It skips files that cannot be read: their ranks count
 // as silent.
-func readAnswers(folder string) map[int]rankAnswer {
+func readAnswers(fsys filesystem.FS, folder string) map[int]rankAnswer {
 	answers := map[int]rankAnswer{}
-	files, _ := filepath.Glob(filepath.Join(folder, answersPrefix+"*"))
-	for _, path := range files {
-		f, err := os.Open(path)
+	entries, _ := fsys.ReadDir(folder)
+	for _, e := range entries {
+		if !strings.HasPrefix(e.Name(), answersPrefix) {
+			continue
+		}
+		f, err := filesystem.Open(fsys, filepath.Join(folder, e.Name()))
 		if err != nil {
 			continue
 		}

@@ -181,7 +181,7 @@ func (s *supervisor) blameFor(a *Attempt, f record.Failure) {
 			a.Reason += fmt.Sprintf("; %s had the same failure, so the hosts are not the cause", before.Host)
 			for _, host := range []string{before.Host, f.Host} {
 				s.hosts.forgive(host)
-				if err := forgive(s.failures.path, host, "the same failure on two hosts"); err != nil {
+				if err := forgive(s.FS, s.failures.path, host, "the same failure on two hosts"); err != nil {
 					s.Notice(fmt.Sprintf("host %s stays out of use: %v", host, err))
 				}
 			}

@@ -21,14 +21,16 @@ import (
 	"syscall"
 	"time"
 
+	"mula/internal/filesystem"
 	"mula/train/record"
 )
 
 // Options describe a supervised run.
 type Options struct {
-	Output string  // run directory, which is locked; it has launch.jsonl and failures.jsonl
-	Log    string  // folder for the output of ranks; "" = Output/launch
-	Start  Starter // starts the ranks of an attempt
+	Output string        // run directory, which is locked; it has launch.jsonl and failures.jsonl
+	FS     filesystem.FS // of Output and Log; nil: the machine's
+	Log    string        // folder for the output of ranks; "" = Output/launch
+	Start  Starter       // starts the ranks of an attempt
 	Ranks  int
 	// in order of preference; hosts that Ranks does not need are spares. None: this machine, also
 	// after failures
@@ -123,17 +125,18 @@ func Run(ctx context.Context, o Options) (Result, error) {
 	if o.Ranks < 1 {
 		return Result{}, fmt.Errorf("%d ranks; at least 1 is required", o.Ranks)
 	}
-	lock, err := lockRun(o.Output)
+	o.FS = filesystem.Default(o.FS)
+	lock, err := lockRun(o.FS, o.Output)
 	if err != nil {
 		return Result{}, err
 	}
 	defer lock.Close()
-	log, number, err := openRecord(filepath.Join(o.Output, RecordFile))
+	log, number, err := openRecord(o.FS, filepath.Join(o.Output, RecordFile))
 	if err != nil {
 		return Result{}, err
 	}
 	defer log.Close()
-	failures, err := openFailures(filepath.Join(o.Output, record.FailuresFile))
+	failures, err := openFailures(o.FS, filepath.Join(o.Output, record.FailuresFile))
 	if err != nil {
 		return Result{}, err
 	}
@@ -156,7 +159,7 @@ type supervisor struct {
 	hosts    *pool
 	watch    *watch
 	failures *failureLog
-	log      *os.File
+	log      filesystem.File
 	number   int // of the last attempt, counted over all launchers of the run
 	attempts []Attempt
 
@@ -249,7 +252,7 @@ func (s *supervisor) attempt(ctx context.Context, hosts []string) (Attempt, erro
 	if err != nil {
 		return a, err
 	}
-	if err := os.WriteFile(filepath.Join(dir, askFile), nil, 0o644); err != nil {
+	if err := filesystem.WriteFile(s.FS, filepath.Join(dir, askFile), nil, 0o644); err != nil {
 		return a, err
 	}
 	environment := append([]string{record.HeartbeatVariable + "=" + beats,
@@ -278,13 +281,13 @@ func (s *supervisor) attempt(ctx context.Context, hosts []string) (Attempt, erro
 // makeFolder makes the folder of the next attempt. It skips the number of an attempt that is not in
 // the record because its launcher was killed: its ranks may still be writing the heartbeat.
 func (s *supervisor) makeFolder() (string, error) {
-	if err := os.MkdirAll(s.Log, 0o755); err != nil {
+	if err := filesystem.MkdirAll(s.FS, s.Log, 0o755); err != nil {
 		return "", err
 	}
 	for {
 		s.number++
 		dir := filepath.Join(s.Log, fmt.Sprintf("attempt-%03d", s.number))
-		if err := os.Mkdir(dir, 0o755); !errors.Is(err, fs.ErrExist) {
+		if err := s.FS.Mkdir(dir, 0o755); !errors.Is(err, fs.ErrExist) {
 			return dir, err
 		}
 	}
@@ -346,7 +349,7 @@ func (w *attemptWatch) run(ctx context.Context, beats string) error {
 
 // look reads the heartbeat.
 func (w *attemptWatch) look(beats string, now time.Time) {
-	beat, err := record.ReadHeartbeat(beats)
+	beat, err := record.ReadHeartbeat(w.s.FS, beats)
 	if l := w.last; err == nil && (beat.Time != l.Time || beat.Section != l.Section || beat.Step != l.Step ||
 		beat.Ended != l.Ended) {
 		w.last = beat
@@ -371,13 +374,13 @@ func (w *attemptWatch) act(now time.Time) {
 	case w.hang != nil:
 		if !now.Before(w.answersBy) {
 			// before the end: Open MPI continues stopped ranks, which then answer
-			w.waitedFor, w.firstOf = describeHang(w.dir, s.Ranks, w.hosts)
+			w.waitedFor, w.firstOf = describeHang(s.FS, w.dir, s.Ranks, w.hosts)
 			w.end(now)
 		}
 	case s.watch.overdue(now) != nil:
 		w.hang = s.watch.overdue(now)
 		s.Notice(w.hang.String() + "; ending all ranks, which write their stacks to " + w.dir)
-		if err := askRanks(w.dir); err != nil {
+		if err := askRanks(s.FS, w.dir); err != nil {
 			s.Notice(fmt.Sprintf("the ranks cannot be asked for their stacks: %v", err))
 		}
 		w.job.Stacks()
@@ -492,7 +495,7 @@ func (s *supervisor) exclude() error {
 	found := blamed(s.failures.old, since)
 	if s.ForgetBlame && len(found) > 0 {
 		s.Notice("all hosts are used again: --forget-blame")
-		return forgive(s.failures.path, "", "--forget-blame")
+		return forgive(s.FS, s.failures.path, "", "--forget-blame")
 	}
 	for _, f := range found {
 		if s.hosts.lose(f.Host, f.String()) {

@@ -15,6 +15,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"mula/internal/filesystem"
 	"mula/train/record"
 )
 
@@ -986,7 +987,7 @@ func TestForgiven(t *testing.T) {
 // A second launcher of a run directory is refused, and the error names the first launcher.
 func TestLock(t *testing.T) {
 	dir := t.TempDir()
-	first, err := lockRun(dir)
+	first, err := lockRun(filesystem.OS{}, dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -996,7 +997,7 @@ func TestLock(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	first.Close()
-	again, err := lockRun(dir)
+	again, err := lockRun(filesystem.OS{}, dir)
 	if err != nil {
 		t.Fatal(err)
 	}

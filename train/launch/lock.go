@@ -5,10 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"path/filepath"
 
 	"mula/internal/atomicfile"
+	"mula/internal/filesystem"
 	"mula/internal/locks"
 )
 
@@ -18,15 +18,15 @@ const lockFile = ".launch.lock"
 
 // lockRun creates the run directory if necessary and locks it for this launcher until the file is
 // closed or the process ends.
-func lockRun(dir string) (*locks.File, error) {
-	if err := os.MkdirAll(dir, 0o755); err != nil {
+func lockRun(fsys filesystem.FS, dir string) (*locks.File, error) {
+	if err := filesystem.MkdirAll(fsys, dir, 0o755); err != nil {
 		return nil, err
 	}
 	path := filepath.Join(dir, lockFile)
-	f, err := locks.Hold(path)
+	f, err := locks.HoldOn(fsys, path)
 	if errors.Is(err, locks.ErrHeld) {
-		return nil, fmt.Errorf("%s already launches %s; wait for it, stop it, or choose another output", holder(path),
-			dir)
+		return nil, fmt.Errorf("%s already launches %s; wait for it, stop it, or choose another output",
+			holder(fsys, path), dir)
 	}
 	if err != nil {
 		return nil, err
@@ -46,8 +46,8 @@ func lockRun(dir string) (*locks.File, error) {
 }
 
 // holder describes the process that has a lock.
-func holder(path string) string {
-	if f, err := os.Open(path); err == nil {
+func holder(fsys filesystem.FS, path string) string {
+	if f, err := filesystem.Open(fsys, path); err == nil {
 		defer f.Close()
 		var first atomicfile.Owner
 		if text, err := io.ReadAll(io.LimitReader(f, 4096)); err == nil && json.Unmarshal(text, &first) == nil &&

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"time"
 
+	"mula/internal/filesystem"
 	"mula/train/record"
 )
 
@@ -40,8 +41,8 @@ type Attempt struct {
 
 // openRecord opens launch.jsonl for appending and returns the number of its last attempt. It cuts
 // off an incomplete last line.
-func openRecord(path string) (f *os.File, last int, err error) {
-	if f, err = os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o644); err != nil {
+func openRecord(fsys filesystem.FS, path string) (f filesystem.File, last int, err error) {
+	if f, err = fsys.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o644); err != nil {
 		return nil, 0, err
 	}
 	defer func() {
@@ -68,7 +69,7 @@ func openRecord(path string) (f *os.File, last int, err error) {
 }
 
 // appendRecord writes an attempt and syncs the file.
-func appendRecord(f *os.File, a Attempt) error {
+func appendRecord(f filesystem.File, a Attempt) error {
 	line, err := json.Marshal(a)
 	if err != nil {
 		return err
@@ -120,20 +121,21 @@ func blamed(failures []record.Failure, since time.Time) []record.Failure {
 }
 
 // forgive appends to failures.jsonl that a host is used again, or all hosts for "".
-func forgive(path, host, why string) error {
-	return record.AppendFailure(path, record.Failure{Time: record.Timestamp(time.Now()), Host: host, Rank: -1,
+func forgive(fsys filesystem.FS, path, host, why string) error {
+	return record.AppendFailure(fsys, path, record.Failure{Time: record.Timestamp(time.Now()), Host: host, Rank: -1,
 		Kind: record.FailureForgiven, Error: why})
 }
 
 // A failureLog reads the lines that ranks append to failures.jsonl.
 type failureLog struct {
+	fsys filesystem.FS
 	path string
 	old  []record.Failure // before this launch
 	at   int64            // bytes that have been read
 }
 
-func openFailures(path string) (*failureLog, error) {
-	l := &failureLog{path: path}
+func openFailures(fsys filesystem.FS, path string) (*failureLog, error) {
+	l := &failureLog{fsys: fsys, path: path}
 	var err error
 	l.old, err = l.next()
 	return l, err
@@ -147,7 +149,7 @@ func (l *failureLog) read() []record.Failure {
 }
 
 func (l *failureLog) next() (failures []record.Failure, err error) {
-	f, err := os.Open(l.path)
+	f, err := filesystem.Open(l.fsys, l.path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}

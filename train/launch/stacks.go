@@ -6,13 +6,13 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"os"
 	"path/filepath"
 	"regexp"
 	"runtime"
 	"slices"
 	"strings"
 
+	"mula/internal/filesystem"
 	"mula/internal/quantity"
 )
 
@@ -105,14 +105,14 @@ const shownExchanges = 3
 // are in no exchange. A folder has the output of the ranks and their answers. hosts has the host of
 // each rank. The text is empty if no rank has written stacks. first is the first rank of the text,
 // or -1.
-func describeHang(dir string, ranks int, hosts []string) (text string, first int) {
+func describeHang(fsys filesystem.FS, dir string, ranks int, hosts []string) (text string, first int) {
 	var of [waiting + 1][]int
 	exchanges := map[string]int{} // numbers of waiting ranks
-	answers := readAnswers(dir)
+	answers := readAnswers(fsys, dir)
 	for rank := range ranks {
 		a, ok := answers[rank]
 		if !ok {
-			output, _ := readTail(rankLog(dir, rank)) // without a file, the rank is silent
+			output, _ := readTail(fsys, rankLog(dir, rank)) // without a file, the rank is silent
 			a.state, a.exchange = stateOf(output)
 		}
 		of[a.state] = append(of[a.state], rank)
@@ -162,8 +162,8 @@ func describeHang(dir string, ranks int, hosts []string) (text string, first int
 }
 
 // readTail reads the last bytes of a file.
-func readTail(path string) ([]byte, error) {
-	f, err := os.Open(path)
+func readTail(fsys filesystem.FS, path string) ([]byte, error) {
+	f, err := filesystem.Open(fsys, path)
 	if err != nil {
 		return nil, err
 	}

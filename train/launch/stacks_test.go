@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"mula/internal/filesystem"
 	"mula/internal/testwait"
 	"mula/train/record"
 )
@@ -49,7 +50,7 @@ func TestDescribeHang(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		text, first := describeHang(dir, len(test.outputs), strings.Split("abc", ""))
+		text, first := describeHang(filesystem.OS{}, dir, len(test.outputs), strings.Split("abc", ""))
 		if text != test.want || first != test.first {
 			t.Errorf("got %q and rank %d, want %q and %d", text, first, test.want, test.first)
 		}
@@ -71,7 +72,7 @@ func TestAnswers(t *testing.T) {
 	}
 	want := "; rank 1 (wrote no stacks: stopped, or blocked in the kernel or in a library); rank 0 on a (not in an " +
 		"exchange with other ranks); waiting in an exchange: 2 ranks (AllReduce in train/votes.(*Votes).sumCounts: 2)"
-	if text, first := describeHang(dir, 4, nil); text != want || first != 1 {
+	if text, first := describeHang(filesystem.OS{}, dir, 4, nil); text != want || first != 1 {
 		t.Errorf("got %q and rank %d, want %q and 1", text, first, want)
 	}
 }
@@ -84,14 +85,15 @@ func TestAnswer(t *testing.T) {
 	t.Setenv("MULA_RANK", "3")
 	t.Setenv("MULA_WORLD", "4")
 	t.Setenv(hostVariable, "a")
-	if err := askRanks(dir); err != nil {
+	if err := askRanks(filesystem.OS{}, dir); err != nil {
 		t.Fatal(err)
 	}
 	a := NewAnswers()
-	testwait.Until(t, "the rank answers", func() bool { return len(readAnswers(dir)) == 1 })
+	testwait.Until(t, "the rank answers", func() bool { return len(readAnswers(filesystem.OS{}, dir)) == 1 })
 	a.Progressed()
 	a.Close()
-	if got := readAnswers(dir)[3]; got.host != "a" || got.state != waiting || got.exchange != "the setup" {
+	if got := readAnswers(filesystem.OS{}, dir)[3]; got.host != "a" || got.state != waiting ||
+		got.exchange != "the setup" {
 		t.Errorf("the answer is %+v", got)
 	}
 	text, err := os.ReadFile(filepath.Join(dir, answersPrefix+"a"))
@@ -110,7 +112,7 @@ func TestAnswer(t *testing.T) {
 func TestNoAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		dir := t.TempDir()
-		if err := askRanks(dir); err != nil {
+		if err := askRanks(filesystem.OS{}, dir); err != nil {
 			t.Fatal(err)
 		}
 		a := &Answers{folder: dir, stall: longestStall, stop: make(chan struct{}), done: make(chan struct{})}
@@ -121,7 +123,7 @@ func TestNoAnswer(t *testing.T) {
 			a.Progressed()
 		}
 		a.Close()
-		if got := readAnswers(dir); len(got) > 0 {
+		if got := readAnswers(filesystem.OS{}, dir); len(got) > 0 {
 			t.Errorf("answers %+v", got)
 		}
 	})

@@ -10,6 +10,7 @@ import (
 	"os"
 
 	"mula/internal/atomicfile"
+	"mula/internal/filesystem"
 )
 
 // recordPosition is the position in time of a line of metrics.jsonl or fingerprints.jsonl.
@@ -44,8 +45,8 @@ func (p recordPosition) isStep() bool {
 //
 // Lines are in order of time, so Cut searches for the first removed line, from the end of the file.
 // It reads a few lines, however long the file is.
-func Cut(path string, stepsDone int64) (header bool, last int64, err error) {
-	f, err := os.OpenFile(path, os.O_RDWR, 0)
+func Cut(fsys filesystem.FS, path string, stepsDone int64) (header bool, last int64, err error) {
+	f, err := fsys.OpenFile(path, os.O_RDWR, 0)
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, -1, nil
 	}

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+
+	"mula/internal/filesystem"
 )
 
 // FailuresFile is the file of a run directory with failures and their hosts.
@@ -57,12 +59,12 @@ func (f Failure) String() string {
 }
 
 // AppendFailure appends a line to failures.jsonl, whose path is given.
-func AppendFailure(path string, failure Failure) error {
+func AppendFailure(fsys filesystem.FS, path string, failure Failure) error {
 	line, err := json.Marshal(failure)
 	if err != nil {
 		return err
 	}
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o644)
+	f, err := fsys.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o644)
 	if err != nil {
 		return err
 	}

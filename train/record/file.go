@@ -7,16 +7,17 @@ import (
 	"time"
 
 	"mula/internal/atomicfile"
+	"mula/internal/filesystem"
 )
 
 // A File is a file of JSON lines that grows with the run. Every line is one write call.
 type File struct {
-	f *os.File
+	f filesystem.File
 }
 
 // Open opens a file for appending and creates it if necessary.
-func Open(path string) (*File, error) {
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o644)
+func Open(fsys filesystem.FS, path string) (*File, error) {
+	f, err := fsys.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o644)
 	if err != nil {
 		return nil, err
 	}

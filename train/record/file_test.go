@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"mula/internal/atomicfile"
+	"mula/internal/filesystem"
 	"pgregory.net/rapid"
 )
 
@@ -59,14 +60,15 @@ func TestCutRecords(t *testing.T) {
 		if err := os.WriteFile(path, []byte(test.content), 0o644); err != nil {
 			t.Fatal(err)
 		}
-		header, last, err := Cut(path, test.stepsDone)
+		header, last, err := Cut(filesystem.OS{}, path, test.stepsDone)
 		got, _ := os.ReadFile(path)
 		if err != nil || header != test.header || last != test.last || string(got) != test.want {
 			t.Errorf("%s: header %v, last %d, error %v, content\n%swant header %v, last %d, content\n%s",
 				test.name, header, last, err, got, test.header, test.last, test.want)
 		}
 	}
-	if header, last, err := Cut(filepath.Join(t.TempDir(), "none"), 5); header || last != -1 || err != nil {
+	header, last, err := Cut(filesystem.OS{}, filepath.Join(t.TempDir(), "none"), 5)
+	if header || last != -1 || err != nil {
 		t.Errorf("no file: %v, %v, %v", header, last, err)
 	}
 	// A damaged line that the search reads is an error.
@@ -75,7 +77,7 @@ func TestCutRecords(t *testing.T) {
 	if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := Cut(path, 2); err == nil || !strings.Contains(err.Error(), path+":3:") {
+	if _, _, err := Cut(filesystem.OS{}, path, 2); err == nil || !strings.Contains(err.Error(), path+":3:") {
 		t.Errorf("garbage: %v", err)
 	}
 	if got, _ := os.ReadFile(path); string(got) != content {
@@ -133,7 +135,7 @@ func TestCutEqualsScan(t *testing.T) {
 		if err := os.WriteFile(path, []byte(strings.Join(all, "")+torn), 0o644); err != nil {
 			t.Fatal(err)
 		}
-		header, last, err := Cut(path, done)
+		header, last, err := Cut(filesystem.OS{}, path, done)
 		got, _ := os.ReadFile(path)
 		if err != nil || !header || last != wantLast || string(got) != want {
 			t.Fatalf("%d lines at %d: header %v, last %d, error %v, %d bytes; want last %d, %d bytes", len(all), done,
@@ -198,12 +200,12 @@ func TestCutFault(t *testing.T) {
 		}
 		return nil
 	}
-	_, _, err := Cut(path, 1)
+	_, _, err := Cut(filesystem.OS{}, path, 1)
 	atomicfile.Fault = nil
 	if got, _ := os.ReadFile(path); !errors.Is(err, broken) || string(got) != content {
 		t.Errorf("error %v, content\n%s", err, got)
 	}
-	if _, last, err := Cut(path, 1); last != 0 || err != nil {
+	if _, last, err := Cut(filesystem.OS{}, path, 1); last != 0 || err != nil {
 		t.Errorf("last %d, error %v", last, err)
 	}
 }
@@ -218,7 +220,7 @@ func FuzzCutRecords(f *testing.F) {
 		if err := os.WriteFile(path, content, 0o644); err != nil {
 			t.Fatal(err)
 		}
-		header, last, err := Cut(path, stepsDone)
+		header, last, err := Cut(filesystem.OS{}, path, stepsDone)
 		got, rerr := os.ReadFile(path)
 		if rerr != nil {
 			t.Fatal(rerr)

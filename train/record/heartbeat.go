@@ -11,6 +11,8 @@ import (
 	"slices"
 	"strconv"
 	"time"
+
+	"mula/internal/filesystem"
 )
 
 // HeartbeatVariable is the environment variable that names the file in which rank 0 records its
@@ -71,8 +73,8 @@ const heartbeatBytes = 640
 
 // ReadHeartbeat reads a heartbeat file. It fails if the file does not exist or is being written. In
 // the latter case the next call succeeds.
-func ReadHeartbeat(path string) (Heartbeat, error) {
-	f, err := os.Open(path)
+func ReadHeartbeat(fsys filesystem.FS, path string) (Heartbeat, error) {
+	f, err := filesystem.Open(fsys, path)
 	if err != nil {
 		return Heartbeat{}, err
 	}
@@ -96,6 +98,7 @@ func ReadHeartbeat(path string) (Heartbeat, error) {
 
 // A HeartbeatWriter writes the heartbeat file of a run. A nil heartbeat writes nothing.
 type HeartbeatWriter struct {
+	fsys  filesystem.FS
 	path  string
 	now   func() time.Time
 	began time.Time // of the section, monotonic
@@ -104,14 +107,13 @@ type HeartbeatWriter struct {
 	text  [heartbeatBytes]byte
 }
 
-// NewHeartbeat starts with the section setup. It returns nil if the environment names no file for
-// heartbeats. Rank 0 calls it before anything else.
-func NewHeartbeat() (*HeartbeatWriter, error) {
-	path := os.Getenv(HeartbeatVariable)
+// NewHeartbeat starts with the section setup. path is the value of [HeartbeatVariable]. If it
+// is "", NewHeartbeat returns nil. Rank 0 calls it before anything else.
+func NewHeartbeat(fsys filesystem.FS, path string) (*HeartbeatWriter, error) {
 	if path == "" {
 		return nil, nil
 	}
-	h := &HeartbeatWriter{path: path, now: time.Now, last: Heartbeat{PID: os.Getpid(), From: -1}}
+	h := &HeartbeatWriter{fsys: fsys, path: path, now: time.Now, last: Heartbeat{PID: os.Getpid(), From: -1}}
 	if err := h.write(SectionSetup, 0); err != nil {
 		return nil, fmt.Errorf("%s: %w", HeartbeatVariable, err)
 	}
@@ -162,7 +164,7 @@ func (h *HeartbeatWriter) write(section Section, step int64) error {
 	if section != SectionSetup && h.last.From < 0 {
 		h.last.From = step
 	}
-	f, err := os.OpenFile(h.path, os.O_WRONLY|os.O_CREATE, 0o644)
+	f, err := h.fsys.OpenFile(h.path, os.O_WRONLY|os.O_CREATE, 0o644)
 	if err != nil {
 		return err
 	}

@@ -12,13 +12,15 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"mula/internal/filesystem"
 )
 
 // The file has the section of the last heartbeat and the time of each section.
 func TestHeartbeat(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "heartbeat")
 	t.Setenv(HeartbeatVariable, path)
-	h, err := NewHeartbeat()
+	h, err := NewHeartbeat(filesystem.OS{}, os.Getenv(HeartbeatVariable))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -36,7 +38,7 @@ func TestHeartbeat(t *testing.T) {
 		now = now.Add(time.Duration(b.seconds * float64(time.Second)))
 		h.Beat(b.section, b.step)
 	}
-	got, err := ReadHeartbeat(path)
+	got, err := ReadHeartbeat(filesystem.OS{}, path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -50,7 +52,7 @@ func TestHeartbeat(t *testing.T) {
 	for _, slow := range []int{7, -1} {
 		h.Slow(slow)
 		h.Beat(SectionStep, 45)
-		got, err := ReadHeartbeat(path)
+		got, err := ReadHeartbeat(filesystem.OS{}, path)
 		if err != nil || (got.Slow != nil) != (slow >= 0) || got.Slow != nil && *got.Slow != slow {
 			t.Errorf("slow rank %d: %+v, %v", slow, got, err)
 		}
@@ -69,7 +71,7 @@ func TestHeartbeat(t *testing.T) {
 	h.Beat(SectionCheckpoint, math.MaxInt64)
 	for _, want := range []Ended{EndedDone, EndedStopped, EndedTerminated} {
 		h.End(want, math.MaxInt64)
-		if got, err := ReadHeartbeat(path); err != nil || got.Step != math.MaxInt64 ||
+		if got, err := ReadHeartbeat(filesystem.OS{}, path); err != nil || got.Step != math.MaxInt64 ||
 			got.Section != SectionCheckpoint || got.Ended != want {
 			t.Errorf("%v, %v", got, err)
 		}
@@ -78,14 +80,15 @@ func TestHeartbeat(t *testing.T) {
 
 func TestHeartbeatWithoutFile(t *testing.T) {
 	t.Setenv(HeartbeatVariable, "")
-	h, err := NewHeartbeat()
+	h, err := NewHeartbeat(filesystem.OS{}, os.Getenv(HeartbeatVariable))
 	if h != nil || err != nil {
 		t.Errorf("without %s: %v, %v", HeartbeatVariable, h, err)
 	}
 	h.Beat(SectionStep, 1) // does nothing
 	h.End(EndedDone, 1)
 	t.Setenv(HeartbeatVariable, filepath.Join(t.TempDir(), "nowhere", "heartbeat"))
-	if _, err := NewHeartbeat(); err == nil || !strings.Contains(err.Error(), HeartbeatVariable) ||
+	if _, err := NewHeartbeat(filesystem.OS{}, os.Getenv(HeartbeatVariable)); err == nil ||
+		!strings.Contains(err.Error(), HeartbeatVariable) ||
 		!strings.Contains(err.Error(), "nowhere") {
 		t.Errorf("a file that cannot be written: %v", err)
 	}
@@ -95,7 +98,7 @@ func TestHeartbeatWithoutFile(t *testing.T) {
 func TestHeartbeatDamaged(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "heartbeat")
 	t.Setenv(HeartbeatVariable, path)
-	h, err := NewHeartbeat()
+	h, err := NewHeartbeat(filesystem.OS{}, os.Getenv(HeartbeatVariable))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -115,7 +118,7 @@ func TestHeartbeatDamaged(t *testing.T) {
 			if err := os.WriteFile(path, text, 0o644); err != nil {
 				t.Fatal(err)
 			}
-			if got, err := ReadHeartbeat(path); err == nil && got.Step != 12 && got.Step != 99 {
+			if got, err := ReadHeartbeat(filesystem.OS{}, path); err == nil && got.Step != 12 && got.Step != 99 {
 				t.Fatalf("with byte %d changed it says step %d", i, got.Step)
 			} else if err == nil && bytes.Equal(text, damaged) {
 				t.Fatalf("byte %d changed: %+v", i, got)
@@ -139,7 +142,7 @@ func TestHeartbeatDamaged(t *testing.T) {
 			open = false
 		default:
 		}
-		if got, err := ReadHeartbeat(path); err == nil {
+		if got, err := ReadHeartbeat(filesystem.OS{}, path); err == nil {
 			read++
 			if got.Step%1_000_003 != 0 && got.Step != 99 {
 				t.Errorf("step %d was never done", got.Step)
@@ -154,7 +157,7 @@ func TestHeartbeatDamaged(t *testing.T) {
 
 func BenchmarkHeartbeat(b *testing.B) {
 	b.Setenv(HeartbeatVariable, filepath.Join(b.TempDir(), "heartbeat"))
-	h, err := NewHeartbeat()
+	h, err := NewHeartbeat(filesystem.OS{}, os.Getenv(HeartbeatVariable))
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"mula/internal/filesystem"
 )
 
 // sevenB returns the metrics of a step of mula-7b-a1b with 4 M tokens, on ranks of many hosts. The
@@ -58,7 +60,7 @@ func sevenB(rng *rand.Rand, step int64) StepMetrics {
 func TestMetricsSize(t *testing.T) {
 	const all, written, every = 500_000, 400, 100
 	path := filepath.Join(t.TempDir(), "metrics.jsonl")
-	f, err := Open(path)
+	f, err := Open(filesystem.OS{}, path)
 	if err != nil {
 		t.Fatal(err)
 	}

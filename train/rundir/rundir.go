@@ -6,10 +6,10 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"syscall"
 
+	"mula/internal/filesystem"
 	"mula/internal/locks"
 	"mula/internal/strictyaml"
 	"mula/train/checkpoint"
@@ -30,17 +30,20 @@ const ConfigComment = "# The configuration of this run with every default writte
 // A Dir is a run directory to which only this process writes.
 type Dir struct {
 	Path string
-	lock *locks.File // nil on all ranks but one
+	FS   filesystem.FS // on which the directory is; nil: the machine's
+	lock *locks.File   // nil on all ranks but one
 }
 
 // Open creates the directory if necessary, locks it, and removes temporary files of killed
 // processes. The lock ends with the process; its file remains. Open refuses a directory whose
 // train.yaml was not written by a run, because a run would overwrite the file.
-func Open(path string) (*Dir, error) {
-	if err := checkRunDir(path); err != nil {
+func Open(fsys filesystem.FS, path string) (*Dir, error) {
+	fsys = filesystem.Default(fsys)
+	if err := checkRunDir(fsys, path); err != nil {
 		return nil, err
 	}
-	if err := os.MkdirAll(filepath.Join(path, checkpoint.DirName), 0o755); errors.Is(err, syscall.ENOTDIR) {
+	err := filesystem.MkdirAll(fsys, filepath.Join(path, checkpoint.DirName), 0o755)
+	if errors.Is(err, syscall.ENOTDIR) {
 		return nil, &strictyaml.FieldError{Field: "output",
 			Message: fmt.Sprintf(" is %s, but %s is a file; write the path of a directory for the run", path,
 				notDirectory(err, path)), Cause: err}
@@ -51,7 +54,7 @@ func Open(path string) (*Dir, error) {
 	} else if err != nil {
 		return nil, fmt.Errorf("creating the run directory %s: %w", path, err)
 	}
-	lock, err := locks.Hold(filepath.Join(path, lockFile))
+	lock, err := locks.HoldOn(fsys, filepath.Join(path, lockFile))
 	if errors.Is(err, locks.ErrHeld) {
 		return nil, fmt.Errorf("another process is training in %s; wait for it, stop it, or choose another output",
 			path)
@@ -59,10 +62,10 @@ func Open(path string) (*Dir, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &Dir{path, lock}
-	if err := errors.Join(checkpoint.RemoveTemporary(path),
-		checkpoint.FinishModels(d.Join(checkpoint.DirName)),
-		checkpoint.RemoveTemporary(d.Join(checkpoint.DirName))); err != nil {
+	d := &Dir{path, fsys, lock}
+	if err := errors.Join(checkpoint.RemoveTemporary(fsys, path),
+		checkpoint.FinishModels(fsys, d.Join(checkpoint.DirName)),
+		checkpoint.RemoveTemporary(fsys, d.Join(checkpoint.DirName))); err != nil {
 		d.Close()
 		return nil, err
 	}
@@ -70,8 +73,8 @@ func Open(path string) (*Dir, error) {
 }
 
 // checkRunDir refuses a directory whose train.yaml was not written by a run.
-func checkRunDir(path string) error {
-	if own := filepath.Join(path, ConfigFile); !writtenByTrain(own) {
+func checkRunDir(fsys filesystem.FS, path string) error {
+	if own := filepath.Join(path, ConfigFile); !writtenByTrain(fsys, own) {
 		return fmt.Errorf("output %s: mula writes the run's configuration to %s, but that file exists and is "+
 			"not from a run; choose another output", path, own)
 	}
@@ -80,19 +83,20 @@ func checkRunDir(path string) error {
 
 // Inspect checks a run directory, or the folder in which it would be created, and changes
 // nothing.
-func Inspect(path string) (*Dir, error) {
-	if err := checkRunDir(path); err != nil {
+func Inspect(fsys filesystem.FS, path string) (*Dir, error) {
+	fsys = filesystem.Default(fsys)
+	if err := checkRunDir(fsys, path); err != nil {
 		return nil, err
 	}
 	for at := filepath.Clean(path); ; at = filepath.Dir(at) {
-		info, err := os.Stat(at)
+		info, err := fsys.Stat(at)
 		switch {
 		case err == nil && !info.IsDir():
 			return nil, &strictyaml.FieldError{Field: "output",
 				Message: fmt.Sprintf(" is %s, but %s is a file; write the path of a directory for the run", path, at),
 				Cause:   syscall.ENOTDIR}
 		case err == nil:
-			return &Dir{Path: path}, nil
+			return &Dir{Path: path, FS: fsys}, nil
 		case !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ENOTDIR) || at == filepath.Dir(at):
 			return nil, fmt.Errorf("reading the run directory %s: %w", path, err)
 		}
@@ -110,8 +114,8 @@ func notDirectory(err error, path string) string {
 
 // writtenByTrain reports whether a train.yaml can be replaced: a run has written it, or it does not
 // exist.
-func writtenByTrain(path string) bool {
-	f, err := os.Open(path)
+func writtenByTrain(fsys filesystem.FS, path string) bool {
+	f, err := filesystem.Open(fsys, path)
 	if err != nil {
 		return true // for other reasons than a missing file, writing it will fail
 	}

@@ -23,6 +23,8 @@ import (
 	"os"
 	"path/filepath"
 	"time"
+
+	"mula/internal/filesystem"
 )
 
 // A Scalar is one point of the curve named Tag; "loss/go" is drawn in the group "loss".
@@ -33,7 +35,7 @@ type Scalar struct {
 
 // A Writer appends to one event file. It is not safe for use by several goroutines.
 type Writer struct {
-	f   *os.File
+	f   filesystem.File
 	buf []byte
 }
 
@@ -41,8 +43,8 @@ type Writer struct {
 // files of a directory as one run, in the order of their names, which is the order of their start
 // times. It discards all points of other files at firstStep or later, so a resumed run replaces the
 // points after its checkpoint.
-func Create(dir string, firstStep int64, now time.Time) (*Writer, error) {
-	if err := os.MkdirAll(dir, 0o755); err != nil {
+func Create(fsys filesystem.FS, dir string, firstStep int64, now time.Time) (*Writer, error) {
+	if err := filesystem.MkdirAll(fsys, dir, 0o755); err != nil {
 		return nil, fmt.Errorf("tensorboard: %w", err)
 	}
 	host, err := os.Hostname()
@@ -51,7 +53,7 @@ func Create(dir string, firstStep int64, now time.Time) (*Writer, error) {
 	}
 	// With seconds alone, two quick restarts would share a file, or have the wrong order.
 	name := fmt.Sprintf("events.out.tfevents.%010d.%09d.%s.%d", now.Unix(), now.Nanosecond(), host, os.Getpid())
-	f, err := os.OpenFile(filepath.Join(dir, name), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
+	f, err := fsys.OpenFile(filepath.Join(dir, name), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
 	if err != nil {
 		return nil, fmt.Errorf("tensorboard: %w", err)
 	}

@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"testing"
 	"time"
+
+	"mula/internal/filesystem"
 )
 
 var update = flag.Bool("update", false, "rewrite golden files")
@@ -18,7 +20,7 @@ const golden = "testdata/golden.tfevents"
 func TestGolden(t *testing.T) {
 	dir := t.TempDir()
 	start := time.Unix(1700000000, 123456000)
-	w, err := Create(dir, 60, start)
+	w, err := Create(filesystem.OS{}, dir, 60, start)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -60,7 +62,7 @@ func TestCreateTwice(t *testing.T) {
 	dir := t.TempDir()
 	start := time.Unix(1700000000, 0)
 	for i := range 3 {
-		w, err := Create(dir, 0, start.Add(time.Duration(i)*300*time.Millisecond))
+		w, err := Create(filesystem.OS{}, dir, 0, start.Add(time.Duration(i)*300*time.Millisecond))
 		if err != nil {
 			t.Fatal(err)
 		}

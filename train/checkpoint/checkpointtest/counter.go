@@ -4,30 +4,32 @@ import (
 	"fmt"
 	"io/fs"
 	"path"
+	"strings"
 	"sync"
 
 	"mula/internal/filesystem"
 )
 
-// A Counter is a file system that counts how often each file is opened, and how often each of its
-// bytes is read.
+// A Counter is a file system that counts how often each file below a directory is opened, and how
+// often each of its bytes is read.
 type Counter struct {
 	filesystem.FS
+	dir   string
 	mu    sync.Mutex
 	opens map[string]int   // by the name of the file
 	reads map[string][]int // of each byte
 }
 
-// NewCounter returns a counter of the files of fsys.
-func NewCounter(fsys filesystem.FS) *Counter {
-	return &Counter{FS: fsys, opens: map[string]int{}, reads: map[string][]int{}}
+// NewCounter returns a counter of the files below dir.
+func NewCounter(fsys filesystem.FS, dir string) *Counter {
+	return &Counter{FS: fsys, dir: dir, opens: map[string]int{}, reads: map[string][]int{}}
 }
 
 // OpenFile implements [filesystem.FS].
 func (c *Counter) OpenFile(name string, flag int, perm fs.FileMode) (filesystem.File, error) {
 	f, err := c.FS.OpenFile(name, flag, perm)
-	if err != nil {
-		return nil, err
+	if err != nil || !strings.HasPrefix(name, c.dir) {
+		return f, err
 	}
 	info, err := f.Stat()
 	if err != nil {
