@@ -134,7 +134,7 @@ def random_config(r, families):
         config["clip_qkv"] = r.choice([None, None, 0.7])
     if family != "olmo":
         config["rms_norm_eps"] = r.choice([1e-6, 1e-5, 1e-3])
-    if family not in ("olmo", "olmoe"):
+    if family not in ("olmo", "olmoe", "qwen2_moe"):
         config["head_dim"] = r.choice([head, 4, 12, 32])
     if family in ("mistral", "mixtral"):
         config["sliding_window"] = r.choice([None, 3, 8])
@@ -144,13 +144,15 @@ def random_config(r, families):
         config["max_window_layers"] = r.choice([0, 1, 28])
     if family == "olmo3":
         config |= {"sliding_window": r.choice([2, 5, 16]), "num_hidden_layers": r.choice([1, 2, 4, 5])}
-    if family == "qwen3_moe":
+    if family == "qwen2_moe":
+        config["shared_expert_intermediate_size"] = r.choice([4, 9, 24])
+    if family in ("qwen2_moe", "qwen3_moe"):
         config["moe_intermediate_size"] = r.choice([5, 8, 24])
         layers = config["num_hidden_layers"]
         dense = r.sample(range(layers), r.randrange(layers))
         steps = [n for n in (1, 1, 2, 3) if any((l + 1) % n == 0 and l not in dense for l in range(layers))]
         config |= {"mlp_only_layers": dense, "decoder_sparse_step": r.choice(steps)}
-    if family in ("olmoe", "qwen3_moe", "flex_olmo"):
+    if family in ("olmoe", "qwen2_moe", "qwen3_moe", "flex_olmo"):
         config["norm_topk_prob"] = r.random() < 0.5
         config["num_experts"] = r.choice([1, 3, 8])
         config["num_experts_per_tok"] = r.randrange(1, config["num_experts"] + 1)
@@ -562,7 +564,7 @@ def main():
     ap.add_argument("--count", type=int, default=24, help="random models")
     ap.add_argument("--seed", type=int, default=1)
     families = ["olmoe", "olmoe", "olmo", "olmo2", "llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "qwen3_moe"]
-    families += ["mixtral", "flex_olmo", "olmo3", "deepseek_v2", "deepseek_v3"]
+    families += ["qwen2_moe", "mixtral", "flex_olmo", "olmo3", "deepseek_v2", "deepseek_v3"]
     ap.add_argument("--families", nargs="+", default=families, help="one is drawn per model")
     args = ap.parse_args()
     torch.set_num_threads(1)

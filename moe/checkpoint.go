@@ -220,7 +220,10 @@ func (list *tensorList) layer(c Config, l int) {
 		list.add(prefix+names.block+routerBias, c.Experts)
 	}
 	if c.SharedSize > 0 {
-		list.network(names, prefix+names.block+sharedBlock, h, c.SharedSize)
+		list.network(names, prefix+names.block+f.shared.block(), h, c.SharedSize)
+		if f.shared.gated() {
+			list.add(prefix+names.block+sharedGate, 1, h)
+		}
 	}
 	for e := range c.Experts {
 		list.network(names, names.expert(prefix, e), h, c.IntermediateSize)

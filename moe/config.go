@@ -19,6 +19,7 @@ const (
 	Qwen2   Architecture = "qwen2"   // dense, RMSNorm, biases of q, k and v
 	Qwen3   Architecture = "qwen3"   // dense, RMSNorm, q/k norm of each head
 
+	Qwen2MoE Architecture = "qwen2_moe" // mixture of experts, shared expert with a gate, otherwise as Qwen2
 	Qwen3MoE Architecture = "qwen3_moe" // mixture of experts, otherwise as Qwen3
 	Mixtral  Architecture = "mixtral"   // mixture of experts, otherwise as Mistral
 	FlexOLMo Architecture = "flex_olmo" // mixture of experts, otherwise as OLMo2
@@ -295,6 +296,9 @@ func (c Config) LayerParameters(layer int) (replicated, expert int64) {
 		return replicated + 3*h*int64(c.denseWidth()), 0
 	}
 	replicated += int64(c.Experts)*h + 3*h*int64(c.SharedSize) // router and shared experts
+	if c.family().shared.gated() {
+		replicated += h
+	}
 	return replicated, 3 * h * int64(c.IntermediateSize)
 }
 

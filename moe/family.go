@@ -30,7 +30,7 @@ type family struct {
 	interleaveField bool // has the field rope_interleave; other latent attention is always interleaved
 	router          routerParts
 
-	shared       bool       // shared experts, whose number is n_shared_experts
+	shared       sharedParts
 	expertWidth  string     // field of the width of an expert; "": intermediate_size
 	expertCount  string     // field of the number of experts; "": num_experts
 	renormalized bool       // routing weights are always renormalised, without norm_topk_prob
@@ -70,7 +70,7 @@ type family struct {
 
 var families = map[Architecture]*family{OLMoE: &olmoe, OLMo: &olmo, Llama: &llama, Mistral: &mistral,
 	Qwen2: &qwen2, Qwen3: &qwen3, Qwen3MoE: &qwen3MoE, Mixtral: &mixtral, OLMo2: &olmo2, OLMo3: &olmo3,
-	FlexOLMo: &flexOLMo, DeepSeekV2: &deepSeekV2, DeepSeekV3: &deepSeekV3}
+	FlexOLMo: &flexOLMo, DeepSeekV2: &deepSeekV2, DeepSeekV3: &deepSeekV3, Qwen2MoE: &qwen2MoE}
 
 // blockNames are the names in files of a layer's feed-forward block, and of the projections of a
 // dense network or of an expert.

@@ -66,6 +66,10 @@ type network struct {
 	gateUp, down tensor
 	products     xpu.Tensor // gate and up projections; in the backward pass their gradients
 	act, dact    xpu.Tensor
+
+	// The output of a token is multiplied by its weight. dweight is the gradient of the weights.
+	// Both are [T]; without weights they are absent.
+	weight, dweight xpu.Tensor
 }
 
 // expand computes the gate and up projections of ws.h.
@@ -76,7 +80,7 @@ func (n network) expand(m *Model) {
 // activate computes the activations of ws.h.
 func (n network) activate(m *Model) {
 	n.expand(m)
-	m.dev.SwiGLU(n.act.AsOperand(), n.products, xpu.Tensor{})
+	m.dev.SwiGLU(n.act.AsOperand(), n.products, n.weight)
 }
 
 // contract computes the output of the network after activate.
@@ -85,10 +89,10 @@ func (n network) contract(m *Model, out xpu.Tensor, opts xpu.MatMulOptions) {
 }
 
 // grad computes the gradient of ws.h in ws.dh from dy, the gradient of the output, and adds to the
-// gradients of the weights.
+// gradients of the network's parameters.
 func (n network) grad(m *Model, dy xpu.Tensor, opts xpu.MatMulOptions) {
 	m.dev.MatMul(n.dact, dy, n.down.w, xpu.MatMulOptions{})
-	m.dev.SwiGLUGrad(n.products.AsOperand(), n.act.AsOperand(), n.dact, xpu.Tensor{}, xpu.Tensor{})
+	m.dev.SwiGLUGrad(n.products.AsOperand(), n.act.AsOperand(), n.dact, n.weight, n.dweight)
 	m.dev.MatMul(n.down.g, dy.T(), n.act, m.toGradients)
 	m.dev.MatMul(n.gateUp.g, n.products.T(), m.ws.h, m.toGradients)
 	m.dev.MatMul(m.ws.dh, n.products, n.gateUp.w, opts)
@@ -98,7 +102,7 @@ func (n network) grad(m *Model, dy xpu.Tensor, opts xpu.MatMulOptions) {
 type denseBlock struct{ localBlock }
 
 func (denseBlock) network(m *Model, l *layer, st *saved) network {
-	return network{l.gateUp, l.down, st.dense, m.ws.denseAct, m.ws.denseDact}
+	return network{gateUp: l.gateUp, down: l.down, products: st.dense, act: m.ws.denseAct, dact: m.ws.denseDact}
 }
 
 func (b denseBlock) forward(_ context.Context, m *Model, l *layer, st *saved, _ int, out, x xpu.Tensor) error {
@@ -158,6 +162,7 @@ func (m *Model) feedForward(ctx context.Context, l *layer, st *saved, number int
 	m.blockInput(m.ws.h, st.x1, m.norm2(l, st), false)
 	shared := m.sharedNetwork(l, st)
 	if l.hasShared() { // before the block, which may overwrite ws.h
+		m.scoreShared(l, st)
 		shared.activate(m)
 	}
 	y, x := out, st.x1
@@ -185,6 +190,7 @@ func (m *Model) feedForwardGrad(ctx context.Context, l *layer, st *saved, number
 	}
 	if l.hasShared() {
 		m.sharedNetwork(l, st).grad(m, dy, accumulate)
+		m.scoreSharedGrad(l, st)
 	}
 	m.blockInputGrad(st.x1, m.norm2(l, st), l.norm2.g)
 	return nil

@@ -110,9 +110,7 @@ func WriteConfigJSON(w io.Writer, c Config, dtype safetensors.DType) error {
 			fields["router_aux_loss_coef"] = fraction(c.RouterAuxLossCoef)
 		}
 		c.routerFields(fields)
-		if family.shared {
-			fields["n_shared_experts"] = c.SharedSize / c.IntermediateSize
-		}
+		c.sharedFields(fields)
 		if !family.renormalized && family.router.groups != largest {
 			fields["norm_topk_prob"] = c.NormTopK
 		}

@@ -33,12 +33,25 @@ func minimalConfig(architecture Architecture, changes ...string) string {
 	if family.windowsUnscaled {
 		add("rope_theta", "500000")
 	}
+	more := map[string]string{}
 	if family.latent {
-		for field, value := range map[string]string{"q_lora_rank": "null", "kv_lora_rank": "16", "v_head_dim": "12",
-			"qk_nope_head_dim": "8", "qk_rope_head_dim": "16", "n_shared_experts": "2", "n_group": "4",
-			"topk_group": "2", "first_k_dense_replace": "1"} {
-			add(field, value)
-		}
+		more = map[string]string{"q_lora_rank": "null", "kv_lora_rank": "16", "v_head_dim": "12",
+			"qk_nope_head_dim": "8", "qk_rope_head_dim": "16"}
+	}
+	switch shared := family.shared; {
+	case shared.gated():
+		more[shared.width] = "40"
+	case shared.exist():
+		more[shared.number] = "2"
+	}
+	if family.router.groups != noGroups {
+		more["n_group"], more["topk_group"] = "4", "2"
+	}
+	if family.dense == firstLayers {
+		more["first_k_dense_replace"] = "1"
+	}
+	for field, value := range more {
+		add(field, value)
 	}
 	return text + ", " + changed + "}"
 }
@@ -265,6 +278,8 @@ func TestConfigJSONOfWindows(t *testing.T) {
 		{OLMo3, `"rope_theta": 9, ` + rope(scaled, scaled), [2]int{}, "and no scaling"},
 		{OLMo3, `"rope_parameters": {"rope_theta": 500000}`, [2]int{}, "must have full_attention and sliding_attention"},
 		{OLMo2, `"sliding_window": 5`, [2]int{}, "sliding_window is 5"},
+		{Qwen2MoE, `"use_sliding_window": false, "sliding_window": 5, "max_window_layers": 1`, [2]int{}, ""},
+		{Qwen2MoE, `"use_sliding_window": true`, [2]int{}, "use_sliding_window is true"},
 	} {
 		c, err := readConfigJSON(strings.NewReader(minimalConfig(test.architecture, test.changes)), "config.json")
 		switch {
@@ -361,8 +376,8 @@ func TestConfigJSONOfQwen3MoE(t *testing.T) {
 	}
 }
 
-// The fields of DeepSeek's models, and values that would be other models.
-func TestConfigJSONOfDeepSeek(t *testing.T) {
+// The fields of families with shared experts, and values that would be other models.
+func TestConfigJSONOfSharedExperts(t *testing.T) {
 	yarn := func(fields string) string {
 		return `"max_position_embeddings": 4096, "rope_scaling": {"type": "yarn", "factor": 32, ` +
 			`"original_max_position_embeddings": 128` + fields + `}`
@@ -405,6 +420,10 @@ func TestConfigJSONOfDeepSeek(t *testing.T) {
 		{DeepSeekV3, `"first_k_dense_replace": 2`, "first_k_dense_replace 2 leaves no layer"},
 		{DeepSeekV3, `"rope_interleave": null`, "rope_interleave is null"},
 		{DeepSeekV3, `"quantization_config": {"quant_method": "fp8"}`, "quantization_config is"},
+		{Qwen2MoE, `"shared_expert_intermediate_size": 5, "qkv_bias": true`, ""},
+		{Qwen2MoE, `"shared_expert_intermediate_size": 0`, "shared_expert_intermediate_size is 0"},
+		{Qwen2MoE, `"qkv_bias": false`, "qkv_bias is false"},
+		{Qwen2MoE, `"head_dim": 24`, "head_dim is 24"},
 		{Llama, `"q_lora_rank": 8`, "unknown field q_lora_rank"},
 		{Llama, yarn(`, "mscale": 1.0`), "mscale is 1"},
 	} {

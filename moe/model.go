@@ -94,6 +94,7 @@ type layer struct {
 	bias         xpu.Tensor    // [E] correction bias of the router; it has no gradient
 	sharedGateUp tensor        // [2W, H] of shared experts
 	sharedDown   tensor        // [H, W]
+	sharedGate   tensor        // [1, H]
 	gateUp, down tensor        // [E, 2I, H], [E, H, I]; without experts [2D, H], [H, D]
 
 	// its number among this model's layers with experts; -1 without experts
@@ -244,6 +245,10 @@ func (m *Model) bind() error {
 	if c.family().qkvBias {
 		bias = c.qkvWidth()
 	}
+	sharedGate := 0 // rows
+	if c.family().shared.gated() {
+		sharedGate = 1
+	}
 	qNorm, kNorm := c.qkNormWidths()
 	ownExperts := c.Experts / m.parallel.Mesh.Size(comm.EP)
 	type shaped struct {
@@ -342,7 +347,7 @@ func (m *Model) bind() error {
 		if c.HasExperts(number) {
 			l.sparse, experts, ffn = sparse, ownExperts, c.IntermediateSize
 			rest = append(rest, matrix(&l.router, c.Experts, h), matrix(&l.sharedGateUp, 2*c.SharedSize, h),
-				matrix(&l.sharedDown, h, c.SharedSize))
+				matrix(&l.sharedDown, h, c.SharedSize), matrix(&l.sharedGate, sharedGate, h))
 		} else {
 			rest = append(rest, matrix(&l.gateUp, 2*ffn, h), matrix(&l.down, h, ffn))
 		}
@@ -361,7 +366,7 @@ func (m *Model) bind() error {
 			next++
 		}
 		hold(parameters(false, l.sharedGateUp.rows(0, c.SharedSize), l.sharedGateUp.rows(c.SharedSize, c.SharedSize),
-			l.sharedDown)...)
+			l.sharedDown, l.sharedGate)...)
 		if l.hasExperts() {
 			err := bucket(true, matrix(&l.gateUp, experts, 2*ffn, h), matrix(&l.down, experts, h, ffn))
 			if err != nil {

@@ -308,6 +308,7 @@ func (m *Model) decode(ctx context.Context, end xpu.Tensor, target func(l int) k
 		clear(zeros)
 		m.dev.WriteInts(w.row0, zeros)
 	}
+	m.writeOrder()
 	for i := range m.layers {
 		st, out := &w.saved[0], w.saved[0].x0
 		if w.shape.train {

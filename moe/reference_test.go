@@ -81,7 +81,7 @@ func (r *reference) normOf(name string, x []float64, epsilon float64) []float64 
 // them.
 func (r *reference) projection(prefix, which string, h []float64) []float64 {
 	y := r.times(prefix+which+"_proj.weight", h)
-	if r.c.Architecture == Qwen2 {
+	if r.c.Architecture == Qwen2 || r.c.Architecture == Qwen2MoE {
 		addTo(y, r.weights[prefix+which+"_proj.bias"], 1)
 	}
 	if (r.c.Architecture == OLMoE || r.c.Architecture == FlexOLMo) && which != "v" {
@@ -318,6 +318,10 @@ func (r *reference) losses(b Batch) losses {
 				for _, v := range p {
 					out.entropy[l] -= v * math.Log(v) / tokens
 				}
+				if c.Architecture == Qwen2MoE {
+					gate := r.times(layer+"mlp.shared_expert_gate.weight", in)[0]
+					addTo(y, r.mlp(layer+"mlp.shared_expert.", in), 1/(1+math.Exp(-gate)))
+				}
 				if !c.HasSigmoidRouter() {
 					chosen, weights = largestOf(p, c.ExpertsPerToken, c.NormTopK)
 				}
@@ -455,7 +459,8 @@ func gradientCases(t testing.TB) map[string]Config {
 	flexOLMo := qwen3MoE
 	flexOLMo.Architecture = FlexOLMo
 	qwen3MoE.SlidingWindow = 2
-	layers := qwen3MoE
+	layers := gqa
+	layers.Architecture, layers.ClipQKV, layers.SharedSize = Qwen2MoE, 0, 24
 	layers.DenseLayers, layers.DenseSize = "1", 40
 	deepSeek := nano
 	deepSeek.Architecture, deepSeek.VocabSize, deepSeek.HiddenSize, deepSeek.KVHeads = DeepSeekV3, 96, 48, 4

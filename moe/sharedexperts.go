@@ -1,40 +1,154 @@
 package moe
 
+import "mula/xpu"
+
 // Shared experts (https://arxiv.org/abs/2401.06066, section 3.2) process all tokens, without a
 // router. They are one network of width [Config.SharedSize], whose output is added to the output of
 // the experts. All ranks that share the experts hold it.
+//
+// In some families, the output s(x) has a gate: the block adds sigmoid(g·x)·s(x) for the input x of
+// a token and a vector g. As the down projection is linear, its input is multiplied instead.
+//
+// The commands of a router with one expert compute the gate: the score of the expert is the
+// sigmoid, and each token chooses the expert.
 
-// sharedBlock is the place of shared experts in a layer's feed-forward block.
-const sharedBlock = ".shared_experts."
+// sharedParts describes the shared experts of a family. The zero value is none.
+type sharedParts struct {
+	number string // field of the number of shared experts, each of the width of an expert
+	width  string // field of the width of a single shared expert with a gate
+}
+
+func (s sharedParts) exist() bool { return s.number != "" || s.gated() }
+func (s sharedParts) gated() bool { return s.width != "" }
+
+// block returns the place of the network in a layer's feed-forward block.
+func (s sharedParts) block() string {
+	if s.gated() {
+		return ".shared_expert."
+	}
+	return ".shared_experts."
+}
+
+// sharedGate is the end of the name of the gate's weights.
+const sharedGate = ".shared_expert_gate.weight"
 
 // validateShared returns an error if the width of shared experts does not fit the family.
 func (c Config) validateShared(bad func(field, format string, args ...any) error) error {
+	const field = "shared_expert_intermediate_size"
+	shared := c.family().shared
 	switch n := c.SharedSize; {
-	case n != 0 && !c.family().shared:
-		return bad("shared_expert_intermediate_size", "is %d; it must be 0, because a %s model has no shared experts",
-			n, c.Architecture)
-	case n < 0 || n > maxWidth || c.family().shared && (n == 0 || n%c.IntermediateSize != 0):
-		return bad("shared_expert_intermediate_size", "is %d; it must be a multiple of intermediate_size %d, up to %d",
-			n, c.IntermediateSize, maxWidth)
+	case n != 0 && !shared.exist():
+		return bad(field, "is %d; it must be 0, because a %s model has no shared experts", n, c.Architecture)
+	case shared.gated() && (n < 1 || n > maxWidth):
+		return bad(field, "is %d; it must be between 1 and %d", n, maxWidth)
+	case n < 0 || n > maxWidth || shared.number != "" && (n == 0 || n%c.IntermediateSize != 0):
+		return bad(field, "is %d; it must be a multiple of intermediate_size %d, up to %d", n, c.IntermediateSize,
+			maxWidth)
 	}
 	return nil
 }
 
-// sharedExperts reads the number of shared experts.
+// sharedExperts reads the number or the width of shared experts.
 func (f *hfFields) sharedExperts(c *Config) {
-	if !c.family().shared {
-		return
+	switch shared := c.family().shared; {
+	case shared.gated():
+		c.SharedSize = f.size(shared.width)
+	case shared.exist():
+		n := f.size(shared.number)
+		if len(f.problems) == 0 && (n < 1 || n > maxExperts) {
+			f.fail("%s is %d; it must be between 1 and %d", shared.number, n, maxExperts)
+		}
+		c.SharedSize = n * c.IntermediateSize
 	}
-	n := f.size("n_shared_experts")
-	if len(f.problems) == 0 && (n < 1 || n > maxExperts) {
-		f.fail("n_shared_experts is %d; it must be between 1 and %d", n, maxExperts)
+}
+
+// sharedFields sets the fields of shared experts in a config.json.
+func (c Config) sharedFields(fields map[string]any) {
+	switch shared := c.family().shared; {
+	case shared.gated():
+		fields[shared.width] = c.SharedSize
+	case shared.exist():
+		fields[shared.number] = c.SharedSize / c.IntermediateSize
 	}
-	c.SharedSize = n * c.IntermediateSize
 }
 
 func (l *layer) hasShared() bool { return l.sharedGateUp.w.Present() }
 
 // sharedNetwork returns the network of a layer's shared experts.
 func (m *Model) sharedNetwork(l *layer, st *saved) network {
-	return network{l.sharedGateUp, l.sharedDown, st.shared, m.ws.sharedAct, m.ws.sharedDact}
+	n := network{gateUp: l.sharedGateUp, down: l.sharedDown, products: st.shared, act: m.ws.sharedAct,
+		dact: m.ws.sharedDact}
+	if l.sharedGate.w.Present() {
+		n.weight, n.dweight = st.sharedScore.Flat(), m.ws.sharedGate.dscore
+	}
+	return n
+}
+
+// sharedGateSpace are the buffers of the gate of shared experts that all layers share.
+type sharedGateSpace struct {
+	logits xpu.Tensor      // [T, 1]; in the backward pass their gradient
+	lse    xpu.Tensor      // [T] set by Route, and not read
+	counts xpu.Tensor      // [1] the same
+	stats  xpu.RouterStats // the same, on the host
+	dscore xpu.Tensor      // [T] gradient of the scores
+	slope  xpu.Tensor      // [1] 0: there is no load-balancing loss
+}
+
+// cut allocates the buffers from a.
+func (s *sharedGateSpace) cut(p passShape, a *arena) {
+	t, onHost := p.tokens(), s.stats.Counts
+	if onHost == nil {
+		onHost = make([]int64, 1)
+	}
+	*s = sharedGateSpace{logits: a.f32(t, 1), lse: a.f32(t), counts: a.i32(1),
+		stats: xpu.RouterStats{Probs: a.f64(1), Counts: onHost}}
+	if p.train {
+		s.dscore, s.slope = a.f32(t), a.f32(1)
+	}
+}
+
+// writeOrder fills the buffer order of the current flight.
+func (m *Model) writeOrder() {
+	w := &m.ws
+	if !w.order.Present() {
+		return
+	}
+	order := room(&w.ints, w.order.Elements())
+	for t := range order {
+		order[t] = int32(t)
+	}
+	m.dev.WriteInts(w.order, order)
+}
+
+// sharedRouting returns the gate of a layer's shared experts as a router with one expert.
+func (m *Model) sharedRouting(st *saved) xpu.Routing {
+	w := &m.ws
+	t := w.shape.tokens()
+	return xpu.Routing{Probs: st.sharedScore, LSE: w.sharedGate.lse, Chosen: w.row0.Reshape(t, 1),
+		Counts: w.sharedGate.counts, RowOf: w.order.Reshape(t, 1), RouterKind: xpu.RouterKind{Sigmoid: true}}
+}
+
+// scoreShared computes the scores of the tokens in ws.h, if the layer's shared experts have a gate.
+func (m *Model) scoreShared(l *layer, st *saved) {
+	if !l.sharedGate.w.Present() {
+		return
+	}
+	w := &m.ws
+	m.dev.MatMul(w.sharedGate.logits, w.h, l.sharedGate.w.T(), xpu.MatMulOptions{})
+	m.dev.Route(m.sharedRouting(st), w.sharedGate.logits, false, &w.sharedGate.stats)
+}
+
+// scoreSharedGrad adds the part of the gate to the gradient of ws.h in ws.dh, and to the gradient
+// of the gate's weights. The gradient of the scores is in the workspace.
+func (m *Model) scoreSharedGrad(l *layer, st *saved) {
+	if !l.sharedGate.w.Present() {
+		return
+	}
+	w := &m.ws
+	r, gate := m.sharedRouting(st), &w.sharedGate
+	r.LSE = st.sharedScore.Flat() // the sum of the scores of one expert
+	m.dev.Zero(gate.slope)
+	m.dev.RouteGrad(r, gate.logits, gate.slope, gate.dscore, 0)
+	m.dev.MatMul(l.sharedGate.g, gate.logits.T(), w.h, m.toGradients)
+	m.dev.MatMul(w.dh, gate.logits, l.sharedGate.w, accumulate)
 }

@@ -1,5 +1,7 @@
 package moe
 
+import "slices"
+
 // Sliding windows (https://arxiv.org/abs/2004.05150): the query at position p attends to the
 // positions above p - SlidingWindow, up to its own. Some families have layers with a window and
 // layers without.
@@ -54,7 +56,9 @@ func (c Config) validateWindows(bad func(field, format string, args ...any) erro
 func (f *hfFields) windows(c *Config) {
 	family := c.family()
 	if family.windows == noWindows {
-		f.fixed("sliding_window", `[null]`)
+		if !slices.Contains(family.ignored, "sliding_window") {
+			f.fixed("sliding_window", `[null]`)
+		}
 		f.layerTypes(c)
 		return
 	}

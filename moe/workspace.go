@@ -51,6 +51,8 @@ type saved struct {
 	gateUps             // shared with RecomputeExperts and RecomputeLayers
 	routing  xpu.Routing
 
+	sharedScore xpu.Tensor // [T, 1] of a layer whose shared experts have a gate
+
 	// With a norm after the feed-forward block: [T, H] its input, and [T] its statistic.
 	y2, rstdY2 xpu.Tensor
 }
@@ -92,6 +94,7 @@ type flight struct {
 	saved []saved    // [L], or one without a backward pass
 	ids   xpu.Tensor // [T] input tokens
 	row0  xpu.Tensor // [T] zeros: each token's row of a bias, a table of one row
+	order xpu.Tensor // [T] 0, 1, and so on: each token's row, if shared experts have a gate
 	keys  firstKeys
 	xL    xpu.Tensor // [T, H] output of the last layer
 	meanL xpu.Tensor // [T]
@@ -144,6 +147,7 @@ type workspace struct {
 	denseDact xpu.Tensor
 	// [T, W] of shared experts
 	sharedAct, sharedDact xpu.Tensor
+	sharedGate            sharedGateSpace
 	dweight               xpu.Tensor // [R] gradient of a routing weight
 	slopes                xpu.Tensor // [M, rows, E] derivatives of the load-balancing loss by a probability
 
@@ -247,11 +251,17 @@ func (f *flight) cut(c Config, p passShape, a *arena) {
 			st.routing = xpu.Routing{Probs: a.f32(t, c.Experts), LSE: a.f32(t), Weight: a.f32(r),
 				Chosen: a.i32(t, k), RowOf: a.i32(t, k), TokenOf: a.i32(r), Counts: a.i32(c.Experts),
 				RouterKind: c.routerKind()}
+			if c.family().shared.gated() {
+				st.sharedScore = a.f32(t, 1)
+			}
 		}
 	}
 	f.ids, f.row0 = a.i32(t), xpu.Tensor{}
-	if c.family().qkvBias {
+	if c.family().qkvBias || c.family().shared.gated() {
 		f.row0 = a.i32(t)
+	}
+	if f.order = (xpu.Tensor{}); c.family().shared.gated() {
+		f.order = a.i32(t)
 	}
 	f.keys.cut(c, p, a)
 	if p.last {
@@ -353,6 +363,9 @@ func (w *workspace) cut(c Config, p passShape, a *arena) {
 	if sparse {
 		if c.SharedSize > 0 {
 			w.sharedAct = a.f32(t, c.SharedSize)
+		}
+		if c.family().shared.gated() {
+			w.sharedGate.cut(p, a)
 		}
 		w.router, w.gathered, w.expert = a.f32(t, c.Experts), a.f32(r, h), a.f32(r, h)
 	}

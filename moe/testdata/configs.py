@@ -16,7 +16,7 @@ REQUIRED = {
     "deepseek_v2": {"num_experts_per_tok": 6},
 }
 FAMILIES = "olmoe", "olmo", "llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "mixtral", "olmo2", "olmo3", "flex_olmo"
-FAMILIES += "deepseek_v2", "deepseek_v3"
+FAMILIES += "deepseek_v2", "deepseek_v3", "qwen2_moe"
 for family in FAMILIES:
     clips = family in ("olmoe", "olmo")
     padded = clips or family in ("olmo2", "olmo3", "flex_olmo")  # has a pad_token_id by default

@@ -349,6 +349,17 @@ def main():
         num_key_value_heads=2,
         head_dim=16,
     )
+    case(
+        "qwen2-moe",
+        "qwen2_moe",
+        **base,
+        num_experts=4,
+        num_experts_per_tok=3,
+        moe_intermediate_size=16,
+        shared_expert_intermediate_size=24,
+        mlp_only_layers=[0],
+        num_key_value_heads=2,
+    )
     case("mixtral", "mixtral", **base, **other, num_local_experts=8, num_experts_per_tok=2, num_key_value_heads=2)
     latent = base | dict(
         kv_lora_rank=24,

@@ -160,7 +160,7 @@ func TensorGroup(name string) string {
 		return normsGroup
 	case strings.Contains(name, ".self_attn."):
 		return attentionGroup
-	case strings.HasSuffix(name, ".gate.weight"):
+	case strings.HasSuffix(name, "gate.weight"): // also of shared experts
 		return routerGroup
 	case strings.Contains(name, ".experts."):
 		return expertsGroup

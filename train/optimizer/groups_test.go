@@ -42,6 +42,8 @@ func TestGroupOf(t *testing.T) {
 		{"router", "model.layers.3.block_sparse_moe.gate.weight", []int{4, 8}, true},
 		{"experts", "model.layers.3.block_sparse_moe.experts.1.w2.weight", []int{4, 8}, true},
 		{"experts", "model.layers.3.mlp.experts.1.gate_proj.weight", []int{4, 8}, true},
+		{"matrices", "model.layers.3.mlp.shared_expert_gate.weight", []int{1, 8}, false},
+		{"router", "model.layers.3.mlp.shared_expert_gate.weight", []int{1, 8}, true},
 		{"*", "lm_head.weight", []int{4, 8}, true},
 		{"model.layers.[0-3].*", "model.layers.3.mlp.gate.weight", []int{4, 8}, true},
 		{"model.layers.?.mlp.gate.weight", "model.layers.13.mlp.gate.weight", []int{4, 8}, false},

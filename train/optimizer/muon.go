@@ -133,9 +133,10 @@ func newMuonScratch(o *Optimizer, matrices []matrix) (*muonScratch, error) {
 	return s, errors.Join(errs[:]...)
 }
 
-// orthogonalized reports whether a parameter is a matrix of a layer, except for routers.
+// orthogonalized reports whether a parameter is a matrix of a layer, except for routers and for
+// gates of shared experts, whose matrix has one row.
 func orthogonalized(name string, shape []int) bool {
-	return len(shape) == 2 && strings.HasPrefix(name, "model.layers.") && !strings.HasSuffix(name, ".gate.weight")
+	return len(shape) == 2 && strings.HasPrefix(name, "model.layers.") && !strings.HasSuffix(name, "gate.weight")
 }
 
 func (r *muon) update(s GroupSetting) xpu.Update { return r.rest.update(s) }
