@@ -53,6 +53,7 @@ func TestOneRankSurveys(t *testing.T) {
 	if _, err := unix.InotifyAddWatch(fd, dir, unix.IN_OPEN); err != nil {
 		t.Fatal(err)
 	}
+	t.Setenv("XDG_CACHE_HOME", t.TempDir()) // which has no facts of the shards
 	c := ranksConfig(t, path, LayoutConfig{DP: 4, EP: 1}, "steps: 1\nbatch_size: 4\nmicro_batch_size: 1\n"+
 		"evaluate: {every: 0}\nschedule: {learning_rate: 3e-3, warmup_steps: 0}\n")
 	mustRun(t, c, Options{})
