@@ -12,7 +12,7 @@ ENVIRONMENTS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/mula/conformance
 VERSION ?= $(patsubst v%,%,$(shell git describe --tags --match 'v[0-9]*' --dirty 2>/dev/null))
 LDFLAGS = $(if $(VERSION),-X mula/internal/version.number=$(VERSION))
 
-.PHONY: help build check dist man site screenshots test test-long race lint fmt fuzz bench bench-index bench-encoding bench-training bench-products bench-kernels bench-loaders simulate-ranks pvc nvidia gpu gpu-programs conformance conformance-ids conformance-layouts conformance-huggingface slurm quickstart clean
+.PHONY: help build check dist man site screenshots test test-long race lint fmt fuzz bench bench-index bench-encoding bench-training bench-products bench-kernels bench-loaders simulate-ranks simulate-cluster pvc nvidia gpu gpu-programs conformance conformance-ids conformance-layouts conformance-huggingface slurm quickstart clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 26
@@ -48,6 +48,7 @@ test-long: ## the random tests of `make test` with new cases and more rounds
 	MULA_TEST_LONG=1 $(GO) test -vet=off -count=1 -run 'Kill|EightProcesses|StoreJob' ./index/cache ./cli ./tokenize/job
 	MULA_TEST_LONG=1 $(GO) test -vet=off -count=1 -run '/faults' ./internal/objects
 	MULA_TEST_LONG=1 $(GO) test -vet=off -count=1 -run '^(TestMemoryIsMeasured|TestDeviceApart|TestStepsDoNotAllocate)$$' ./moe ./train
+	MULA_TEST_LONG=1 $(GO) test -vet=off -count=1 -timeout 60m -run SimulateCluster -v ./train
 	GO=$(GO) MULA_TEST_LONG=1 $(GO) run ./internal/gotest -vet=off -short -count=1 -timeout 30m $$($(PROPERTIES))
 
 race: export RAPID_SEED ?= 1
@@ -104,6 +105,9 @@ bench-loaders: build ## loaders: mula, Grain, MosaicML Streaming, Megatron core,
 
 simulate-ranks: ## the trainer on 384 to 12,288 simulated ranks, compared with mula estimate; writes benchmarks/ranks.md and ranks.svg (needs 16 GB of memory)
 	GOGC=70 MULA_SIMULATE_RANKS=$(CURDIR)/benchmarks/ranks $(GO) test -count=1 -timeout 60m -run TestSimulateRanks -v ./train
+
+simulate-cluster: ## trainer and launcher on a simulated cluster with faults (SEED=7 replays one run, SEEDS=10000 FIRST=1 searches many, PLANT=lost-sync adds a bug)
+	MULA_CLUSTER_PLANT=$(PLANT) MULA_CLUSTER_SEED=$(SEED) MULA_CLUSTER_SEEDS=$(if $(SEED),,$(or $(SEEDS),1000)) MULA_CLUSTER_FIRST=$(FIRST) $(GO) test -vet=off -count=1 -timeout 0 -run 'TestSimulateCluster$$' -v ./train
 
 bench-kernels: ## every command of the device at mula-mini's sizes: processor, OpenCL and floor; writes the tables of benchmarks/kernels.md (ARGS='-rows 4 -precision bf16')
 	$(GO) run ./benchmarks/kernels -table benchmarks/kernels.md $(ARGS)

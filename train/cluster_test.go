@@ -1,0 +1,832 @@
+package train
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"math"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"mula/blend/fingerprint"
+	"mula/internal/filesystem"
+	"mula/internal/filesystem/faultfs"
+	"mula/internal/filesystem/sharedfs"
+	"mula/moe"
+	"mula/train/checkpoint"
+	"mula/train/launch"
+	"mula/train/record"
+	"mula/train/rundir"
+	"mula/train/votes"
+	"mula/xpu"
+	"mula/xpu/comm"
+	"mula/xpu/comm/simulated"
+	"mula/xpu/cpu"
+)
+
+// The simulated cluster has two hosts with two ranks each, and two spares. It runs the trainer, the
+// launcher and their files; docs/reference/cluster.md describes it.
+const (
+	clusterRanks  = 4
+	clusterHosts  = 4 // the last two are spares
+	clusterSpares = 2
+	clusterOutput = "/cluster/run"
+	clusterSteps  = 8
+	// clusterLimit is the virtual time in which a run must end.
+	clusterLimit = 24 * time.Hour
+)
+
+// A clusterFault is a kind of event.
+type clusterFault int
+
+const (
+	killRank      clusterFault = iota // SIGKILL of a rank
+	loseHost                          // a host loses power, and returns later
+	freezeHost                        // the processes of a host stop until they are killed
+	nanHost                           // a host computes NaN from then on
+	flipBit                           // a bit of a weight changes once
+	badRead                           // a rank reads wrong token ids once
+	deviceError                       // the device of a rank reports an error once
+	evictRank                         // SIGTERM of a rank
+	killJob                           // the scheduler kills the launcher and all ranks
+	failWrites                        // writes of a host fail for some time
+	fillDisk                          // the disk is full for some time
+	slowDisk                          // operations of a host take 100 times longer for some time
+	clusterFaults                     // the number of kinds
+)
+
+// A clusterEvent is a fault at a virtual time.
+type clusterEvent struct {
+	At     time.Duration
+	Fault  clusterFault
+	Target int           // number of a rank or a host
+	Length time.Duration // of faults that end
+}
+
+func (e clusterEvent) String() string {
+	text := fmt.Sprintf([...]string{
+		killRank: "rank %d is killed", loseHost: "host-%d loses power", freezeHost: "the ranks of host-%d stop",
+		nanHost: "host-%d computes NaN from now on", flipBit: "a bit of a weight of rank %d changes",
+		badRead: "rank %d reads wrong ids", deviceError: "the device of rank %d reports an error",
+		evictRank: "rank %d gets a SIGTERM", killJob: "the job is killed%.0d",
+		failWrites: "writes of host-%d fail", fillDisk: "the disk is full%.0d", slowDisk: "host-%d has slow files",
+	}[e.Fault], e.Target)
+	if e.Length > 0 {
+		text += fmt.Sprintf(" for %s", e.Length)
+	}
+	return fmt.Sprintf("%12s  %s", e.At, text)
+}
+
+// A clusterPlant is a bug that a simulation adds to the product, to show that the checks find it.
+type clusterPlant int
+
+const (
+	noPlant       clusterPlant = iota
+	lostSync                   // files of the optimizer's state are not synced
+	manifestFirst              // a checkpoint is published before the content of its tensors is written
+	trustOneRank               // the vote of a step ignores the errors of all ranks but the first
+	oldWeights                 // a rank on a spare host resumes with the weights of an earlier step
+	clusterPlants              // the number of plants
+)
+
+func (p clusterPlant) String() string {
+	return [...]string{noPlant: "none", lostSync: "lost-sync", manifestFirst: "manifest-first",
+		trustOneRank: "trust-one-rank", oldWeights: "old-weights"}[p]
+}
+
+// clusterSettings are drawn from the seed.
+type clusterSettings struct {
+	Background, Split bool // checkpoints in the background; experts that ranks share
+	Stale             time.Duration
+}
+
+// clusterSchedule draws the settings and the events of a seed.
+func clusterSchedule(seed uint64) (clusterSettings, []clusterEvent) {
+	random := rand.New(rand.NewPCG(seed, 1))
+	settings := clusterSettings{random.IntN(2) == 0, random.IntN(2) == 0,
+		[]time.Duration{0, 3 * time.Second, 30 * time.Second}[random.IntN(3)]}
+	events := make([]clusterEvent, 1+random.IntN(5))
+	for i := range events {
+		e := clusterEvent{At: time.Duration(random.Int64N(int64(12 * time.Second))),
+			Fault: clusterFault(random.IntN(int(clusterFaults)))}
+		if random.IntN(3) == 0 { // after the first retries
+			e.At *= 4
+		}
+		switch e.Fault {
+		case killRank, flipBit, badRead, deviceError, evictRank:
+			e.Target = random.IntN(clusterRanks)
+		case killJob, fillDisk:
+		default:
+			e.Target = random.IntN(clusterHosts)
+		}
+		switch e.Fault {
+		case loseHost, failWrites, fillDisk, slowDisk:
+			e.Length = time.Duration(1+random.IntN(60)) * time.Second
+		}
+		events[i] = e
+	}
+	slices.SortFunc(events, func(a, b clusterEvent) int { return int(a.At - b.At) })
+	return settings, events
+}
+
+// A clusterReference is the run of a configuration without faults, on the files of the machine.
+type clusterReference struct {
+	config       Config
+	weights      map[int64]string // hash after each step with a checkpoint
+	fingerprints []byte
+	losses       map[int64]float64
+}
+
+// clusterReferences makes the references: for tokens of all ranks with all experts, and with shared
+// experts.
+func clusterReferences(t testing.TB) (references [2]clusterReference) {
+	plan := makePlan(t, t.TempDir(), "plan.json", "")
+	for i, layout := range []string{"expert_dp: 4, ep: 1", "expert_dp: 2, ep: 2"} {
+		c := testConfig(t, plan, fmt.Sprintf("%sbatch_size: 4\nmicro_batch_size: 1\nsteps: %d\nevaluate: {every: 0}\n"+
+			"checkpoint: {every: 2, keep: 100}\nlayout: {%s, check_replicas_every: 4}\nlog: {update_ratio_every: 0}\n",
+			crashConfig, clusterSteps, layout))
+		mustRun(t, c, Options{})
+		r := clusterReference{config: c, weights: map[int64]string{}}
+		for _, name := range checkpointsIn(t, c.Output) {
+			saved, _, err := checkpoint.Find(t.Context(), filepath.Join(c.Output, checkpoint.DirName, name))
+			if err != nil {
+				t.Fatal(err)
+			}
+			r.weights[saved.State.Step] = saved.State.Weights
+		}
+		var err error
+		if r.fingerprints, err = os.ReadFile(filepath.Join(c.Output, fingerprint.LogFile)); err != nil {
+			t.Fatal(err)
+		}
+		if r.losses, err = clusterLosses(filesystem.OS{}, c.Output); err != nil {
+			t.Fatal(err)
+		}
+		references[i] = r
+	}
+	return references
+}
+
+// clusterLosses reads the losses of a run, and checks that each step has one line.
+func clusterLosses(fsys filesystem.FS, output string) (map[int64]float64, error) {
+	text, err := filesystem.ReadFile(fsys, filepath.Join(output, rundir.MetricsFile))
+	if err != nil {
+		return nil, err
+	}
+	losses := map[int64]float64{}
+	for line := range bytes.Lines(text) {
+		var m struct {
+			Step *int64
+			Loss *float64
+		}
+		if err := json.Unmarshal(line, &m); err != nil {
+			return nil, fmt.Errorf("%s: %w: %q", rundir.MetricsFile, err, line)
+		}
+		if m.Step == nil || m.Loss == nil {
+			continue
+		}
+		if *m.Step != int64(len(losses)) {
+			return nil, fmt.Errorf("%s has step %d after %d steps", rundir.MetricsFile, *m.Step, len(losses))
+		}
+		losses[*m.Step] = *m.Loss
+	}
+	return losses, nil
+}
+
+// A cluster is a simulation in progress.
+type cluster struct {
+	reference clusterReference
+	settings  clusterSettings
+	events    []clusterEvent
+	plant     clusterPlant
+	seed      uint64
+
+	server  *sharedfs.Server
+	hosts   []*clusterHost
+	late    *lateWrites
+	stopJob context.CancelFunc
+
+	mu        sync.Mutex
+	processes []*clusterProcess // of the attempt in progress, by rank
+	attempts  int
+	fullUntil time.Time
+	flips     map[int]bool // ranks that will change a bit of a weight
+	reads     map[int]bool // ranks that will read wrong ids
+	failing   map[int]bool // ranks whose device will report an error
+	acked     int64        // the newest step whose checkpoint rank 0 has reported
+	earlier   map[[2]int64][][]float32
+	problems  []string
+	began     time.Time
+	trace     func(text string)
+}
+
+// A clusterHost is a machine.
+type clusterHost struct {
+	*sharedfs.Host
+	downUntil, failUntil, slowUntil time.Time
+	nan                             bool
+}
+
+// A clusterProcess is a rank of an attempt.
+type clusterProcess struct {
+	c         *cluster
+	rank      int
+	host      *clusterHost
+	files     filesystem.FS
+	random    *rand.Rand
+	stop      chan struct{} // closed by SIGTERM or the launcher
+	evicted   bool
+	signalled bool
+	silent    bool          // lost power or is stopped; its peers do not know
+	killed    chan struct{} // closed when it is dead
+	cancel    context.CancelFunc
+	exit      launch.Exit // after it was killed
+	step      int64
+}
+
+var errProcessKilled = errors.New("the process was killed")
+
+// simulateCluster runs a schedule. It returns what is wrong, and the virtual time of the run. It
+// must be called in a bubble of synctest.
+func simulateCluster(ctx context.Context, references [2]clusterReference, seed uint64, settings clusterSettings,
+	events []clusterEvent, plant clusterPlant, trace func(text string)) (problems []string, took time.Duration) {
+	c := &cluster{reference: references[0], settings: settings, events: events, plant: plant, seed: seed,
+		server: sharedfs.New(seed), flips: map[int]bool{}, reads: map[int]bool{},
+		failing: map[int]bool{}, earlier: map[[2]int64][][]float32{},
+		began: time.Now(), trace: trace, acked: -1}
+	if settings.Split {
+		c.reference = references[1]
+	}
+	c.server.Stale = settings.Stale
+	for i := range clusterHosts {
+		c.hosts = append(c.hosts, &clusterHost{Host: c.server.Host(fmt.Sprint("host-", i))})
+	}
+	c.late = &lateWrites{}
+	ctx, cancel := context.WithTimeout(ctx, clusterLimit)
+	defer cancel()
+	var faults sync.WaitGroup
+	faults.Go(func() { c.play(ctx) })
+	c.schedule(ctx)
+	took = time.Since(c.began)
+	cancel()
+	faults.Wait()
+	c.checkEnd()
+	return c.problems, took
+}
+
+func (c *cluster) log(format string, args ...any) {
+	if c.trace != nil {
+		c.trace(fmt.Sprintf("%12s  %s", time.Since(c.began), fmt.Sprintf(format, args...)))
+	}
+}
+
+func (c *cluster) problem(format string, args ...any) {
+	text := fmt.Sprintf(format, args...)
+	c.log("WRONG: %s", text)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.problems = append(c.problems, text)
+}
+
+// schedule starts the launcher, and starts it again after it has given up, as a user does. After
+// all faults, the user repairs the hosts and uses them again.
+func (c *cluster) schedule(ctx context.Context) {
+	launcher := c.server.Host("login")
+	for launches := 0; ; launches++ {
+		repaired := c.allOver()
+		jobCtx, stopJob := context.WithCancel(ctx)
+		var hosts []launch.Host
+		c.mu.Lock()
+		failed := len(c.problems) > 0
+		c.stopJob = stopJob
+		for _, h := range c.hosts {
+			hosts = append(hosts, launch.Host{Name: h.Name, Slots: clusterRanks / (clusterHosts - clusterSpares)})
+			if repaired {
+				h.nan = false
+			}
+		}
+		c.mu.Unlock()
+		if failed {
+			stopJob()
+			return
+		}
+		limits := launch.Limits{Floor: map[record.Section]time.Duration{}, First: time.Minute, Factor: 5}
+		for _, s := range record.Sections {
+			limits.Floor[s] = 30 * time.Second
+		}
+		result, err := launch.Run(jobCtx, launch.Options{Output: clusterOutput, FS: launcher.Process(nil),
+			Start: clusterStarter{c}, Ranks: clusterRanks, Hosts: hosts, Limits: limits, Retries: 5, Progress: 1,
+			BackOff: []time.Duration{5 * time.Second, 20 * time.Second}, Grace: 10 * time.Second, ForgetBlame: repaired,
+			Notice: func(text string) { c.log("launcher: %s", text) }})
+		killed := jobCtx.Err() != nil
+		stopJob()
+		if ctx.Err() != nil {
+			c.problem("the run did not end within %s", clusterLimit)
+			return
+		}
+		if err == nil && result.Outcome == launch.Done {
+			c.log("launcher: %s", result.Reason)
+			return
+		}
+		if err == nil {
+			err = errors.New(result.Reason)
+		}
+		c.log("the launcher ends: %v", err)
+		if c.mustSurvive() || repaired && !killed {
+			c.problem("the run is lost: %v", err)
+			return
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(time.Minute):
+		}
+	}
+}
+
+// allOver reports whether all faults have ended.
+func (c *cluster) allOver() bool {
+	for _, e := range c.events {
+		if time.Since(c.began) <= e.At+e.Length {
+			return false
+		}
+	}
+	return true
+}
+
+// mustSurvive reports whether the launcher must finish the run without help: if hosts lose power
+// and the spares replace them, or after a single fault of a rank or of a host.
+func (c *cluster) mustSurvive() bool {
+	power := 0
+	for _, e := range c.events {
+		switch e.Fault {
+		case loseHost:
+			power++
+		case killRank, freezeHost, nanHost, flipBit, badRead, deviceError, evictRank:
+			if len(c.events) > 1 {
+				return false
+			}
+		default:
+			return false
+		}
+	}
+	return power <= clusterSpares
+}
+
+// play makes the events happen.
+func (c *cluster) play(ctx context.Context) {
+	for _, e := range c.events {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(e.At - time.Since(c.began)):
+		}
+		c.log("EVENT: %s", strings.TrimSpace(e.String()[12:]))
+		c.happen(e)
+		c.checkCheckpoint()
+	}
+}
+
+func (c *cluster) happen(e clusterEvent) {
+	until := time.Now().Add(e.Length)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch e.Fault {
+	case killRank:
+		if p := c.process(e.Target); p != nil {
+			p.kill(launch.Exit{Signal: syscall.SIGKILL})
+		}
+	case evictRank:
+		if p := c.process(e.Target); p != nil && !p.signalled {
+			p.evicted, p.signalled = true, true
+			close(p.stop)
+		}
+	case flipBit:
+		c.flips[e.Target] = true
+	case badRead:
+		c.reads[e.Target] = true
+	case deviceError:
+		// Not simulated in a pass in which ranks exchange tokens.
+		c.failing[e.Target] = !c.settings.Split
+	case killJob:
+		if c.stopJob != nil {
+			c.stopJob()
+		}
+	case nanHost:
+		c.hosts[e.Target].nan = true
+	case failWrites:
+		c.hosts[e.Target].failUntil = until
+	case slowDisk:
+		c.hosts[e.Target].slowUntil = until
+	case fillDisk:
+		c.fullUntil = until
+	case freezeHost, loseHost:
+		h := c.hosts[e.Target]
+		if e.Fault == loseHost {
+			h.downUntil = until
+		}
+		for rank := range c.processes {
+			if p := c.process(rank); p != nil && p.host == h {
+				p.silent = true
+				if e.Fault == loseHost { // the remote shell notices it later
+					time.AfterFunc(20*time.Second, func() {
+						c.mu.Lock()
+						defer c.mu.Unlock()
+						p.kill(launch.Exit{Unreachable: true, Note: "connection timed out"})
+					})
+				}
+			}
+		}
+		if e.Fault == loseHost {
+			h.Crash()
+		}
+	}
+}
+
+// process returns a rank that is alive, or nil. The caller has locked mu.
+func (c *cluster) process(rank int) *clusterProcess {
+	if rank >= len(c.processes) || c.processes[rank] == nil {
+		return nil
+	}
+	select {
+	case <-c.processes[rank].killed:
+		return nil
+	default:
+		return c.processes[rank]
+	}
+}
+
+// kill ends a process. The caller has locked mu.
+func (p *clusterProcess) kill(exit launch.Exit) {
+	select {
+	case <-p.killed:
+		return
+	default:
+	}
+	p.exit = exit
+	close(p.killed)
+	p.cancel()
+}
+
+// wait passes the time of some work. It returns an error if the process is dead, and does not
+// return before that if the process is stopped.
+func (p *clusterProcess) wait(work time.Duration) error {
+	c := p.c
+	c.mu.Lock()
+	if time.Now().Before(p.host.slowUntil) {
+		work *= 100
+	}
+	c.mu.Unlock()
+	timer := time.NewTimer(work)
+	defer timer.Stop()
+	select {
+	case <-p.killed:
+		return errProcessKilled
+	case <-timer.C:
+	}
+	c.mu.Lock()
+	silent := p.silent
+	c.mu.Unlock()
+	if silent {
+		<-p.killed
+	}
+	select {
+	case <-p.killed:
+		return errProcessKilled
+	default:
+		return nil
+	}
+}
+
+// before precedes each file operation of the process. The times of ranks differ, so that the order
+// of operations does not depend on the order in which goroutines run.
+func (p *clusterProcess) before(op faultfs.Op, path string) error {
+	c := p.c
+	c.mu.Lock()
+	work := time.Duration(1+p.random.IntN(1e7))*clusterRanks + time.Duration(p.rank)
+	c.mu.Unlock()
+	if op == faultfs.Read || op == faultfs.Stat {
+		work /= 8
+	}
+	if err := p.wait(work); err != nil {
+		return err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	now := time.Now()
+	switch {
+	case op.Reads():
+	case now.Before(p.host.failUntil):
+		return syscall.EIO
+	case op == faultfs.Write && now.Before(c.fullUntil):
+		return syscall.ENOSPC
+	}
+	return nil
+}
+
+// A clusterStarter is a [launch.Starter].
+type clusterStarter struct{ c *cluster }
+
+func (clusterStarter) Name() string { return "simulated" }
+
+func (s clusterStarter) Start(ctx context.Context, r launch.Ranks) (launch.Job, error) {
+	c := s.c
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.attempts++
+	c.log("attempt %d on %v", c.attempts, r.Hosts)
+	world := simulated.New(simulated.Network{Hosts: r.Hosts, Inside: simulated.Link{Rate: 1e9},
+		Between: simulated.Link{Rate: 1e9}})
+	job := &clusterJob{c: c, exits: make(chan launch.Exit, len(r.Hosts))}
+	var running sync.WaitGroup
+	c.processes = make([]*clusterProcess, len(r.Hosts))
+	for rank, name := range r.Hosts {
+		i := slices.IndexFunc(c.hosts, func(h *clusterHost) bool { return h.Name == name })
+		p := &clusterProcess{c: c, rank: rank, host: c.hosts[i], stop: make(chan struct{}), killed: make(chan struct{}),
+			random: rand.New(rand.NewPCG(c.seed, uint64(1+c.attempts*clusterRanks+rank)))}
+		var rankCtx context.Context
+		rankCtx, p.cancel = context.WithCancel(context.Background())
+		p.files = c.planted(p.host.Process(p.before))
+		c.processes[rank] = p
+		job.processes = append(job.processes, p)
+		down := time.Now().Before(p.host.downUntil)
+		running.Go(func() {
+			defer p.cancel()
+			var exit launch.Exit
+			if down {
+				select {
+				case <-p.killed:
+				case <-time.After(10 * time.Second):
+				}
+				exit = launch.Exit{Unreachable: true, Note: "no route to host"}
+				world.Transport(rank).Close()
+			} else {
+				exit = p.run(rankCtx, world, comm.NewHosts(r.Hosts), r.Environment)
+			}
+			exit.Rank, exit.Host = rank, name
+			job.exits <- exit
+		})
+	}
+	go func() {
+		running.Wait()
+		close(job.exits)
+	}()
+	return job, nil
+}
+
+// run trains, and returns how the process ended.
+func (p *clusterProcess) run(ctx context.Context, world *simulated.World, hosts *comm.Hosts,
+	environment []string) launch.Exit {
+	c := p.c
+	group := comm.New(world.Transport(p.rank))
+	config := c.reference.config
+	config.Output = clusterOutput
+	config.Checkpoint.Keep, config.Checkpoint.Background = 2, c.settings.Background
+	options := Options{World: group, ranksHere: clusterRanks, hosts: hosts, files: p.files, Stop: p.stop,
+		Terminated: func() bool { c.mu.Lock(); defer c.mu.Unlock(); return p.evicted },
+		newDevice: func(_, threads int, precision xpu.Precision) (xpu.Device, error) {
+			return clusterDevice{cpu.New(threads, precision), p}, nil
+		},
+		atStep: p.atStep, BeforeSum: p.beforeSum, badTokens: p.badTokens,
+		Progress: func(progress Progress) {
+			if progress.Checkpoint != "" {
+				c.mu.Lock()
+				c.acked = max(c.acked, progress.Step+1)
+				if c.settings.Background { // the checkpoint may be of an earlier step
+					_, err := fmt.Sscanf(filepath.Base(progress.Checkpoint), "step-%d", &c.acked)
+					if err != nil {
+						c.problems = append(c.problems, err.Error())
+					}
+				}
+				c.mu.Unlock()
+			}
+		}}
+	if c.plant == trustOneRank {
+		options.vote = func(rank int, own *votes.Own) {
+			if rank != 0 {
+				own.Err = nil
+			}
+		}
+	}
+	for _, variable := range environment {
+		if path, ok := strings.CutPrefix(variable, record.HeartbeatVariable+"="); ok && p.rank == 0 {
+			options.heartbeat = path
+		}
+	}
+	ctx = world.Context(ctx, p.rank)
+	err := p.wait(time.Second) // the start of the process
+	var result Result
+	if err == nil {
+		if result, err = Run(ctx, config, options); err == nil {
+			err = group.Barrier(ctx)
+		}
+	}
+	c.mu.Lock()
+	silent := p.silent
+	c.mu.Unlock()
+	if silent {
+		<-p.killed
+	}
+	group.Close()
+	select {
+	case <-p.killed:
+		return p.exit
+	default:
+	}
+	switch {
+	case err != nil:
+		c.log("rank %d: %v", p.rank, err)
+		return launch.Exit{Code: launch.ExitFailed}
+	case !result.Finished:
+		return launch.Exit{Code: launch.ExitStopped}
+	}
+	return launch.Exit{}
+}
+
+// atStep precedes each step of a rank.
+func (p *clusterProcess) atStep(r *run) {
+	c := p.c
+	if p.wait(time.Duration(200+p.rank)*time.Millisecond) != nil {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	p.step = r.state.Step
+	if c.flips[p.rank] {
+		delete(c.flips, p.rank)
+		for _, b := range r.model.Buckets() {
+			if !b.Divided {
+				weight := b.Weight.Floats()[:1]
+				weight[0] = math.Float32frombits(math.Float32bits(weight[0]) ^ 1)
+				break
+			}
+		}
+	}
+	if c.plant != oldWeights {
+		return
+	}
+	key := [2]int64{int64(p.rank), r.state.Step}
+	spare := slices.Index(c.hosts, p.host) >= clusterHosts-clusterSpares
+	old := c.earlier[[2]int64{key[0], key[1] - 1}]
+	if _, joins := c.earlier[key]; joins && spare && old != nil && r.history.resumed != "" &&
+		r.history.resumed == checkpoint.Name(r.state.Step) {
+		for i, parameter := range r.model.Parameters() {
+			copy(parameter.Weight.Floats(), old[i])
+		}
+		return
+	}
+	var weights [][]float32
+	for _, parameter := range r.model.Parameters() {
+		weights = append(weights, slices.Clone(parameter.Weight.Floats()))
+	}
+	c.earlier[key] = weights
+}
+
+// beforeSum precedes the sum of a bucket's gradients.
+func (p *clusterProcess) beforeSum(_ int, _ int64, b moe.Bucket) error {
+	p.c.mu.Lock()
+	defer p.c.mu.Unlock()
+	if p.host.nan {
+		b.Grad.Floats()[0] = float32(math.NaN())
+	}
+	return nil
+}
+
+func (p *clusterProcess) badTokens(int, int64) bool {
+	p.c.mu.Lock()
+	defer p.c.mu.Unlock()
+	bad := p.c.reads[p.rank]
+	delete(p.c.reads, p.rank)
+	return bad
+}
+
+// A clusterDevice is the device of a process.
+type clusterDevice struct {
+	xpu.Device
+	p *clusterProcess
+}
+
+// Wait implements [xpu.Device].
+func (d clusterDevice) Wait(ctx context.Context) error {
+	c := d.p.c
+	c.mu.Lock()
+	fails := c.failing[d.p.rank]
+	delete(c.failing, d.p.rank)
+	c.mu.Unlock()
+	if fails {
+		return errors.New("the device reports an error")
+	}
+	return d.Device.Wait(ctx)
+}
+
+// A clusterJob is a [launch.Job].
+type clusterJob struct {
+	c         *cluster
+	processes []*clusterProcess
+	exits     chan launch.Exit
+}
+
+func (j *clusterJob) Exits() <-chan launch.Exit { return j.exits }
+func (j *clusterJob) Stacks()                   {}
+
+func (j *clusterJob) each(f func(p *clusterProcess)) {
+	j.c.mu.Lock()
+	defer j.c.mu.Unlock()
+	for _, p := range j.processes {
+		f(p)
+	}
+}
+
+func (j *clusterJob) Stop() {
+	j.each(func(p *clusterProcess) {
+		if !p.signalled {
+			p.signalled = true
+			close(p.stop)
+		}
+	})
+}
+
+func (j *clusterJob) End() {
+	j.each(func(p *clusterProcess) {
+		if !p.silent {
+			p.kill(launch.Exit{Signal: syscall.SIGTERM})
+		}
+	})
+}
+
+func (j *clusterJob) Kill() {
+	j.each(func(p *clusterProcess) { p.kill(launch.Exit{Signal: syscall.SIGKILL}) })
+}
+
+// look returns the file system as a new host sees it.
+func (c *cluster) look() filesystem.FS { return c.server.Host("checks").Process(nil) }
+
+// checkCheckpoint checks the newest checkpoint as it is now.
+func (c *cluster) checkCheckpoint() {
+	dir := filepath.Join(clusterOutput, checkpoint.DirName)
+	c.mu.Lock()
+	acked := c.acked
+	c.mu.Unlock()
+	saved, refused, err := checkpoint.Newest(context.Background(), comm.NewSingle(), c.look(), dir)
+	switch {
+	case errors.Is(err, fs.ErrNotExist) || err == nil && saved == nil && refused == nil:
+		if acked >= 0 {
+			c.problem("the checkpoint of step %d, which was complete, is lost", acked)
+		}
+	case err != nil:
+		c.problem("checkpoints: %v", err)
+	case len(refused) > 0:
+		c.problem("checkpoint %s is a mixture: %s", refused[0].Checkpoint, refused[0].Error)
+	case saved.State.Step < acked:
+		c.problem("the checkpoint of step %d, which was complete, is lost; the newest is of step %d", acked,
+			saved.State.Step)
+	case c.reference.weights[saved.State.Step] != "" && saved.State.Weights != c.reference.weights[saved.State.Step]:
+		c.problem("the checkpoint of step %d has weights %.16s, and the unbroken run has %.16s", saved.State.Step,
+			saved.State.Weights, c.reference.weights[saved.State.Step])
+	}
+}
+
+// checkEnd compares the finished run with the unbroken run, after all hosts have lost power.
+func (c *cluster) checkEnd() {
+	if len(c.problems) > 0 {
+		return
+	}
+	for _, h := range c.hosts {
+		h.Crash()
+	}
+	c.acked = clusterSteps
+	c.checkCheckpoint()
+	if text, err := filesystem.ReadFile(c.look(), filepath.Join(clusterOutput, fingerprint.LogFile)); err != nil {
+		c.problem("%v", err)
+	} else if !bytes.Equal(text, c.reference.fingerprints) {
+		c.problem("the fingerprints of the trained samples are\n%sand of the unbroken run\n%s", text,
+			c.reference.fingerprints)
+	}
+	if losses, err := clusterLosses(c.look(), clusterOutput); err != nil {
+		c.problem("%v", err)
+	} else if !maps.Equal(losses, c.reference.losses) {
+		c.problem("the losses are %v, and of the unbroken run %v", losses, c.reference.losses)
+	}
+	wrong := slices.ContainsFunc(c.events, func(e clusterEvent) bool {
+		return e.Fault == nanHost || e.Fault == flipBit
+	})
+	failures, err := filesystem.ReadFile(c.look(), filepath.Join(clusterOutput, record.FailuresFile))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		c.problem("%v", err)
+	}
+	for line := range bytes.Lines(failures) {
+		var f record.Failure
+		if json.Unmarshal(line, &f) == nil && f.WrongValues() && !wrong {
+			c.problem("a host is blamed for wrong values without a cause: %s", f)
+		}
+	}
+}
