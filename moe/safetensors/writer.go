@@ -98,8 +98,8 @@ func (w *Writer) Float32(name string, data []float32) error {
 			t.Elements()-w.done, t.Name)
 	}
 	size := t.DType.Size()
-	if w.buffer == nil {
-		w.buffer = make([]byte, 1<<20)
+	if n := min(len(data)*size, 1<<20); len(w.buffer) < n { // small files need no large buffer
+		w.buffer = make([]byte, n)
 	}
 	for len(data) > 0 {
 		n := min(len(data), len(w.buffer)/size)
