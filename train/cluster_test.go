@@ -299,7 +299,8 @@ func (c *cluster) problem(format string, args ...any) {
 }
 
 // schedule starts the launcher, and starts it again after it has given up, as a user does. After
-// all faults, the user repairs the hosts and uses them again.
+// all faults, the user repairs the hosts and uses them again. Faults that no rank has met by then
+// are over.
 func (c *cluster) schedule(ctx context.Context) {
 	launcher := c.server.Host("login")
 	for launches := 0; ; launches++ {
@@ -307,6 +308,11 @@ func (c *cluster) schedule(ctx context.Context) {
 		jobCtx, stopJob := context.WithCancel(ctx)
 		var hosts []launch.Host
 		c.mu.Lock()
+		if repaired {
+			clear(c.flips)
+			clear(c.reads)
+			clear(c.failing)
+		}
 		failed := len(c.problems) > 0
 		c.stopJob = stopJob
 		for _, h := range c.hosts {

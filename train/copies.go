@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"mula/internal/atomicfile"
 	"mula/internal/objects"
 	"mula/train/checkpoint"
 	"mula/train/collective"
@@ -244,7 +245,14 @@ func (r *run) newestLocal(ctx context.Context) (*checkpoint.Checkpoint, error) {
 		saved, refused, err = checkpoint.Newest(ctx, world, r.options.files, dir)
 	}
 	r.refuse(refused...)
-	return saved, err
+	if err != nil || saved == nil || r.options.DryRun {
+		return saved, err
+	}
+	// A run that was killed may not have synced the name of its last checkpoint.
+	if world.Rank() == 0 {
+		err = atomicfile.On(r.options.files).SyncDir(dir)
+	}
+	return saved, collective.Agree(ctx, world, err)
 }
 
 // accept ends the refusal of a step's checkpoint, which was replaced.
