@@ -47,7 +47,7 @@ test-long: export RAPID_CHECKS ?= 10000
 test-long: ## the random tests of `make test` with new cases and more rounds
 	MULA_TEST_LONG=1 $(GO) test -vet=off -count=1 -run 'Kill|EightProcesses|StoreJob' ./index/cache ./cli ./tokenize/job
 	MULA_TEST_LONG=1 $(GO) test -vet=off -count=1 -run '/faults' ./internal/objects
-	MULA_TEST_LONG=1 $(GO) test -vet=off -count=1 -run '^(TestMemoryIsMeasured|TestDeviceApart|TestStepsDoNotAllocate)$$' ./moe ./train
+	MULA_TEST_LONG=1 $(GO) test -vet=off -count=1 -run '^(TestMemoryIsMeasured|TestDeviceApart|TestStepsDoNotAllocate|TestTensor.*)$$' ./moe ./train
 	MULA_TEST_LONG=1 $(GO) test -vet=off -count=1 -timeout 60m -run SimulateCluster -v ./train
 	GO=$(GO) MULA_TEST_LONG=1 $(GO) run ./internal/gotest -vet=off -short -count=1 -timeout 30m $$($(PROPERTIES))
 

@@ -232,7 +232,7 @@ func estimateInput(c *cli.Context) (estimate.Input, error) {
 	if given("batch-size") {
 		l.BatchSize = c.Int("batch-size")
 		if l.BatchSize == 0 {
-			l.BatchSize = l.Ranks() * l.MicroBatchSize / max(1, l.SequenceRanks)
+			l.BatchSize = l.Ranks() * l.MicroBatchSize / (max(1, l.SequenceRanks) * l.Size(comm.TP))
 		}
 	}
 	if c.String("config") == "" {
@@ -257,6 +257,9 @@ func estimateInput(c *cli.Context) (estimate.Input, error) {
 	}
 	if l.Activations == xpu.BFloat16 && !in.Trainer.Own {
 		return in, usagef("--activations %s needs --trainer %s", l.Activations, estimate.Mula.Name)
+	}
+	if tp := l.Size(comm.TP); tp > 1 && !in.Trainer.Own {
+		return in, usagef("--layout tp=%d needs --trainer %s", tp, estimate.Mula.Name)
 	}
 	if l.SequenceRanks > 1 && !in.Trainer.Own {
 		return in, usagef("--layout cp=%d needs --trainer %s", l.SequenceRanks, estimate.Mula.Name)
@@ -341,12 +344,27 @@ type estimateReport struct {
 	Assumptions []estimate.Sensitivity `json:"assumptions"` // of the last result
 }
 
+// exchanges reports whether ranks of a layout exchange something for a purpose, or spend time on a
+// part of a step; false only for purposes of sharing sequences or matrices.
+func exchanges(l estimate.Layout, purpose string) bool {
+	switch tensor := l.Size(comm.TP) > 1; estimate.Purpose(purpose) {
+	case estimate.ForSequences:
+		return l.SequenceRanks > 1 || tensor
+	case estimate.ForTensor:
+		return tensor
+	}
+	return true
+}
+
 func (e *estimateReport) write(w io.Writer) {
 	r := e.Results[0]
 	l := r.Layout
 	fmt.Fprintf(w, "%s on %s: %s parameters, %s active; expert_dp %d × ep %d × pp %d = %s\n", r.Model, r.Machine.Name,
 		quantity.Tokens(r.Parameters), quantity.Tokens(r.Active),
 		l.Size(comm.ExpertDP), l.Size(comm.EP), l.Size(comm.PP), quantity.Plural(int64(l.Ranks()), "rank"))
+	if tp := l.Size(comm.TP); tp > 1 {
+		fmt.Fprintf(w, "tensor parallelism: tp %d, ranks that share matrices and the tokens of sequences\n", tp)
+	}
 	if l.SequenceRanks > 1 {
 		fmt.Fprintf(w, "context parallelism: %d data ranks share each sequence\n", l.SequenceRanks)
 	}
@@ -402,9 +420,9 @@ func (e *estimateReport) write(w io.Writer) {
 	add("work of the busiest rank, TFLOP", func(r *estimate.Result) string {
 		return fmt.Sprintf("%.4g", r.Computed/1e12)
 	})
-	for _, p := range []estimate.Purpose{estimate.ForDispatch, estimate.ForSequences, estimate.ForPipeline,
-		estimate.ForGradients, estimate.ForWeights, estimate.ForVotes} {
-		if p == estimate.ForSequences && l.SequenceRanks <= 1 {
+	for _, p := range []estimate.Purpose{estimate.ForDispatch, estimate.ForSequences, estimate.ForTensor,
+		estimate.ForPipeline, estimate.ForGradients, estimate.ForWeights, estimate.ForVotes} {
+		if !exchanges(l, string(p)) {
 			continue
 		}
 		size("sent per step: "+string(p), func(r *estimate.Result) float64 { return r.Sent(p) })
@@ -412,7 +430,7 @@ func (e *estimateReport) write(w io.Writer) {
 	size("sent per step: total", func(r *estimate.Result) float64 { return r.Sent() })
 	size("received per step: votes", func(r *estimate.Result) float64 { return float64(r.Received) })
 	for _, part := range estimate.Parts() {
-		if part.Name == string(estimate.ForSequences) && l.SequenceRanks <= 1 {
+		if !exchanges(l, part.Name) {
 			continue
 		}
 		add("seconds: "+part.Name, func(r *estimate.Result) string { return fmt.Sprintf("%.4g", part.Of(r.Time)) })

@@ -62,8 +62,8 @@ func (m *Model) projections(l *layer, st *saved, to kvTarget, known bool) xpu.Pr
 func (m *Model) positions(l *layer) (cos, sin xpu.Tensor) {
 	rope := m.rotations(l)
 	cos, sin = rope.cos, rope.sin
-	if rank, ranks := m.parallel.sequenceRanks(); ranks > 1 {
-		first := rank * m.ws.shape.s
+	if m.ws.shape.headRanks() > 1 {
+		first := m.parallel.Heads.Rank() * m.ws.shape.s * m.ws.shape.tensor
 		cos, sin = cos.Rows(first, cos.Dim(0)), sin.Rows(first, sin.Dim(0))
 	}
 	return cos, sin
@@ -84,7 +84,7 @@ func (m *Model) attention(l *layer, st *saved, to kvTarget) xpu.Attention {
 	if l.window > 0 {
 		begin = m.ws.keys.windows
 	}
-	if m.ws.shape.ranks > 1 {
+	if m.ws.shape.headRanks() > 1 {
 		w := &m.ws.heads
 		return xpu.Attention{Q: w.q, K: w.k, V: w.v, Begin: begin, Context: st.wholeCtx, LSE: st.lse}
 	}
@@ -98,24 +98,20 @@ var accumulate = xpu.MatMulOptions{Accumulate: true}
 // attend computes x1 from x0: it adds the attention of a layer, with its norm.
 func (m *Model) attend(ctx context.Context, l *layer, st *saved, to kvTarget) error {
 	w := &m.ws
-	m.blockInput(w.h.AsOperand(), st.x0, m.norm1(l, st), false)
+	m.blockInput(m.projected(), st.x0, m.norm1(l, st), false)
 	if m.cfg.latent() {
 		m.projectLatent(l, st)
 		m.splitLatent(l, st, to, false)
-	} else {
-		if l.qkvBias.w.Present() {
-			m.dev.Embed(st.qkv, l.qkvBias.w.Reshape(1, m.cfg.qkvWidth()), w.row0)
-		}
-		m.dev.MatMul(st.qkv, w.h, l.qkv.w.T(), xpu.MatMulOptions{Accumulate: l.qkvBias.w.Present()})
-		m.dev.SplitHeads(m.projections(l, st, to, false))
+	} else if err := m.project(ctx, l, st, to); err != nil {
+		return err
 	}
-	if w.shape.ranks > 1 {
+	if w.shape.headRanks() > 1 {
 		if err := m.headsOfSequence(ctx, to); err != nil {
 			return err
 		}
 	}
 	m.dev.Attend(m.attention(l, st, to))
-	if w.shape.ranks > 1 {
+	if w.shape.headRanks() > 1 {
 		if err := m.exchangeHeads(ctx, false, m.ofQueries(m.context(st), st.wholeCtx)); err != nil {
 			return err
 		}
@@ -124,13 +120,14 @@ func (m *Model) attend(ctx context.Context, l *layer, st *saved, to kvTarget) er
 		m.narrowContext(st)
 	}
 	if st.y1.Present() {
-		m.dev.MatMul(st.y1, st.ctx, l.out.w.T(), xpu.MatMulOptions{})
+		if err := m.blockProduct(ctx, st.y1, st.ctx, l.out.w.T(), xpu.MatMulOptions{}); err != nil {
+			return err
+		}
 		m.addNorm(st.x1, st.x0, st.y1, m.norm1(l, st))
 		return nil
 	}
 	m.dev.Copy(st.x1, st.x0)
-	m.dev.MatMul(st.x1, st.ctx, l.out.w.T(), accumulate)
-	return nil
+	return m.blockProduct(ctx, st.x1, st.ctx, l.out.w.T(), accumulate)
 }
 
 // attendGrad turns the gradient of x1 in ws.dx into the gradient of x0, and adds to the gradients
@@ -140,7 +137,10 @@ func (m *Model) attendGrad(ctx context.Context, l *layer, st *saved, fresh bool)
 	w := &m.ws
 
 	// Through the output projection.
-	dy := m.blockOutputGrad(st.y1, m.norm1(l, st), l.norm1.g)
+	dy, err := m.tokensOfAll(ctx, m.blockOutputGrad(st.y1, m.norm1(l, st), l.norm1.g), w.all.y)
+	if err != nil {
+		return err
+	}
 	m.dev.MatMul(w.dctx, dy, l.out.w, xpu.MatMulOptions{})
 	m.dev.MatMul(l.out.g, dy.T(), st.ctx, m.toGradients)
 
@@ -157,7 +157,7 @@ func (m *Model) attendGrad(ctx context.Context, l *layer, st *saved, fresh bool)
 	default:
 		m.dev.SplitHeads(m.projections(l, st, w.ownKeys(), true))
 	}
-	if w.shape.ranks > 1 {
+	if w.shape.headRanks() > 1 {
 		if err := m.attendWholeGrad(ctx, l, st, dctx, fresh); err != nil {
 			return err
 		}
@@ -166,30 +166,57 @@ func (m *Model) attendGrad(ctx context.Context, l *layer, st *saved, fresh bool)
 	}
 
 	// Through the projections and the norm.
-	m.blockInput(w.h.AsOperand(), st.x0, m.norm1(l, st), true)
+	m.blockInput(m.projected(), st.x0, m.norm1(l, st), true)
 	if latent {
 		m.latentGrad(l, st)
-	} else {
-		m.projectionsGrad(l, st)
+	} else if err := m.projectionsGrad(ctx, l, st); err != nil {
+		return err
 	}
 	m.blockInputGrad(st.x0, m.norm1(l, st), l.norm1.g)
+	return nil
+}
+
+// projected returns ws.h for the input of projections. Only products read it, unless ranks exchange
+// it.
+func (m *Model) projected() xpu.Tensor {
+	if m.ws.shape.tensor > 1 {
+		return m.ws.h
+	}
+	return m.ws.h.AsOperand()
+}
+
+// project computes the heads of queries, keys and values from the normalised hidden states in ws.h.
+func (m *Model) project(ctx context.Context, l *layer, st *saved, to kvTarget) error {
+	h, err := m.tokensOfAll(ctx, m.ws.h, m.ws.all.h)
+	if err != nil {
+		return err
+	}
+	if l.qkvBias.w.Present() {
+		m.dev.Embed(st.qkv, l.qkvBias.w.Reshape(1, m.own.qkvWidth()), m.ws.row0)
+	}
+	m.dev.MatMul(st.qkv, h, l.qkv.w.T(), xpu.MatMulOptions{Accumulate: l.qkvBias.w.Present()})
+	m.dev.SplitHeads(m.projections(l, st, to, false))
 	return nil
 }
 
 // projectionsGrad computes the gradient of the normalised hidden states in ws.dh from the gradients
 // of the heads, and adds to the gradients of the projections. ws.h holds the normalised hidden
 // states.
-func (m *Model) projectionsGrad(l *layer, st *saved) {
+func (m *Model) projectionsGrad(ctx context.Context, l *layer, st *saved) error {
 	w := &m.ws
 	dqkv := w.dqkv
 	if !l.qkvBias.g.Present() {
 		dqkv = dqkv.AsOperand()
 	}
 	m.dev.JoinHeads(m.projections(l, st, w.ownKeys(), true), dqkv, w.dk, w.dv, l.qNorm.g, l.kNorm.g)
-	m.dev.MatMul(l.qkv.g, w.dqkv.T(), w.h, m.toGradients)
+	h, err := m.tokensOfAll(ctx, w.h, w.all.h)
+	if err != nil {
+		return err
+	}
+	m.dev.MatMul(l.qkv.g, w.dqkv.T(), h, m.toGradients)
 	if l.qkvBias.g.Present() {
 		const none = -1 // no row is skipped
-		m.dev.EmbedGrad(l.qkvBias.g.Reshape(1, m.cfg.qkvWidth()), w.dqkv, w.row0, none)
+		m.dev.EmbedGrad(l.qkvBias.g.Reshape(1, m.own.qkvWidth()), w.dqkv, w.row0, none)
 	}
-	m.dev.MatMul(w.dh, w.dqkv, l.qkv.w, xpu.MatMulOptions{})
+	return m.blockProduct(ctx, w.dh, w.dqkv, l.qkv.w, xpu.MatMulOptions{})
 }

@@ -301,8 +301,8 @@ func Open(dir string, dev xpu.Device) (*Model, error) {
 // them. It holds routers as mlp.gate, and this name is read for every family. The directory must
 // contain exactly the weights of the model, with their shapes; if the head is tied, a copy of the
 // embedding as lm_head.weight is allowed. Load checks names and shapes before it reads the first
-// weight. A model that holds a part of the experts reads only its part. After a read error, the
-// weights are a mixture of old and new.
+// weight. A model that holds a part of the experts or of matrices keeps only its part. After a read
+// error, the weights are a mixture of old and new.
 func (m *Model) Load(fsys filesystem.FS, dir string) error {
 	s, err := openStored(fsys, dir, m.cfg)
 	if err != nil {
@@ -318,13 +318,17 @@ func (m *Model) Load(fsys filesystem.FS, dir string) error {
 // another error, only the ranks that have read know it.
 func (m *Model) LoadTogether(ctx context.Context, fsys filesystem.FS, dir string) (broken bool, err error) {
 	var s *Stored
-	var buffer []float32
+	var buffer, complete []float32
 	for _, p := range m.params {
 		group := m.parallel.Mesh.Group(comm.Data)
 		if p.Divided {
 			group = m.parallel.Mesh.Group(comm.Replicas)
 		}
 		weight := xpu.HostBuffer(p.Weight, &buffer)
+		slice, whole := weight, p.Slice.whole(p.Shape)
+		if p.Slice.Ranks > 0 {
+			weight = room(&complete, elements(whole))
+		}
 		if group.Rank() == 0 && err == nil {
 			if s == nil {
 				if s, err = openStored(fsys, dir, m.cfg); err == nil {
@@ -338,16 +342,28 @@ func (m *Model) LoadTogether(ctx context.Context, fsys filesystem.FS, dir string
 		if lost := comm.Broadcast(ctx, group, 0, weight); lost != nil {
 			return true, errors.Join(err, lost)
 		}
-		xpu.SetNumbers(m.dev, p.Weight, weight)
+		if p.Slice.Ranks > 0 {
+			p.Slice.copy(slice, weight, 0, whole)
+		}
+		xpu.SetNumbers(m.dev, p.Weight, slice)
 	}
 	return false, err
 }
 
 func (m *Model) read(s *Stored) error {
 	var buffer []float32
+	piece := make([]float32, pieceElements)
 	for _, p := range m.params {
 		weight := xpu.HostBuffer(p.Weight, &buffer)
-		if err := s.each(p.Index, weight, func([]float32) error { return nil }); err != nil {
+		into, visit := weight, func([]float32) error { return nil }
+		if first, whole := 0, p.Slice.whole(p.Shape); p.Slice.Ranks > 0 {
+			into, visit = piece, func(part []float32) error {
+				p.Slice.copy(weight, part, first, whole)
+				first += len(part)
+				return nil
+			}
+		}
+		if err := s.each(p.Index, into, visit); err != nil {
 			return err
 		}
 		xpu.SetNumbers(m.dev, p.Weight, weight)

@@ -73,29 +73,45 @@ type network struct {
 }
 
 // expand computes the gate and up projections of ws.h.
-func (n network) expand(m *Model) {
-	m.dev.MatMul(n.products, m.ws.h, n.gateUp.w.T(), xpu.MatMulOptions{})
+func (n network) expand(ctx context.Context, m *Model) error {
+	h, err := m.tokensOfAll(ctx, m.ws.h, m.ws.all.h)
+	if err != nil {
+		return err
+	}
+	m.dev.MatMul(n.products, h, n.gateUp.w.T(), xpu.MatMulOptions{})
+	return nil
 }
 
 // activate computes the activations of ws.h.
-func (n network) activate(m *Model) {
-	n.expand(m)
+func (n network) activate(ctx context.Context, m *Model) error {
+	if err := n.expand(ctx, m); err != nil {
+		return err
+	}
 	m.dev.SwiGLU(n.act.AsOperand(), n.products, n.weight)
+	return nil
 }
 
 // contract computes the output of the network after activate.
-func (n network) contract(m *Model, out xpu.Tensor, opts xpu.MatMulOptions) {
-	m.dev.MatMul(out, n.act, n.down.w.T(), opts)
+func (n network) contract(ctx context.Context, m *Model, out xpu.Tensor, opts xpu.MatMulOptions) error {
+	return m.blockProduct(ctx, out, n.act, n.down.w.T(), opts)
 }
 
 // grad computes the gradient of ws.h in ws.dh from dy, the gradient of the output, and adds to the
 // gradients of the network's parameters.
-func (n network) grad(m *Model, dy xpu.Tensor, opts xpu.MatMulOptions) {
+func (n network) grad(ctx context.Context, m *Model, dy xpu.Tensor, opts xpu.MatMulOptions) error {
+	dy, err := m.tokensOfAll(ctx, dy, m.ws.all.y)
+	if err != nil {
+		return err
+	}
 	m.dev.MatMul(n.dact, dy, n.down.w, xpu.MatMulOptions{})
 	m.dev.SwiGLUGrad(n.products.AsOperand(), n.act.AsOperand(), n.dact, n.weight, n.dweight)
 	m.dev.MatMul(n.down.g, dy.T(), n.act, m.toGradients)
-	m.dev.MatMul(n.gateUp.g, n.products.T(), m.ws.h, m.toGradients)
-	m.dev.MatMul(m.ws.dh, n.products, n.gateUp.w, opts)
+	h, err := m.tokensOfAll(ctx, m.ws.h, m.ws.all.h)
+	if err != nil {
+		return err
+	}
+	m.dev.MatMul(n.gateUp.g, n.products.T(), h, m.toGradients)
+	return m.blockProduct(ctx, m.ws.dh, n.products, n.gateUp.w, opts)
 }
 
 // denseBlock is the block of a layer without experts.
@@ -105,24 +121,23 @@ func (denseBlock) network(m *Model, l *layer, st *saved) network {
 	return network{gateUp: l.gateUp, down: l.down, products: st.dense, act: m.ws.denseAct, dact: m.ws.denseDact}
 }
 
-func (b denseBlock) forward(_ context.Context, m *Model, l *layer, st *saved, _ int, out, x xpu.Tensor) error {
+func (b denseBlock) forward(ctx context.Context, m *Model, l *layer, st *saved, _ int, out, x xpu.Tensor) error {
 	n := b.network(m, l, st)
-	n.activate(m)
+	if err := n.activate(ctx, m); err != nil {
+		return err
+	}
 	if x.Present() {
 		m.dev.Copy(out, x)
 	}
-	n.contract(m, out, xpu.MatMulOptions{Accumulate: x.Present()})
-	return nil
+	return n.contract(ctx, m, out, xpu.MatMulOptions{Accumulate: x.Present()})
 }
 
-func (b denseBlock) expand(_ context.Context, m *Model, l *layer, st *saved, _ int) error {
-	b.network(m, l, st).expand(m)
-	return nil
+func (b denseBlock) expand(ctx context.Context, m *Model, l *layer, st *saved, _ int) error {
+	return b.network(m, l, st).expand(ctx, m)
 }
 
-func (b denseBlock) grad(_ context.Context, m *Model, l *layer, st *saved, _ int, dy xpu.Tensor, _ float64) error {
-	b.network(m, l, st).grad(m, dy, xpu.MatMulOptions{})
-	return nil
+func (b denseBlock) grad(ctx context.Context, m *Model, l *layer, st *saved, _ int, dy xpu.Tensor, _ float64) error {
+	return b.network(m, l, st).grad(ctx, m, dy, xpu.MatMulOptions{})
 }
 
 // expertBlock is the block of a mixture of experts whose experts are all on this rank.
@@ -163,7 +178,9 @@ func (m *Model) feedForward(ctx context.Context, l *layer, st *saved, number int
 	shared := m.sharedNetwork(l, st)
 	if l.hasShared() { // before the block, which may overwrite ws.h
 		m.scoreShared(l, st)
-		shared.activate(m)
+		if err := shared.activate(ctx, m); err != nil {
+			return err
+		}
 	}
 	y, x := out, st.x1
 	if st.y2.Present() {
@@ -173,7 +190,9 @@ func (m *Model) feedForward(ctx context.Context, l *layer, st *saved, number int
 		return err
 	}
 	if l.hasShared() {
-		shared.contract(m, y, accumulate)
+		if err := shared.contract(ctx, m, y, accumulate); err != nil {
+			return err
+		}
 	}
 	if st.y2.Present() {
 		m.addNorm(out, st.x1, st.y2, m.norm2(l, st))
@@ -189,7 +208,9 @@ func (m *Model) feedForwardGrad(ctx context.Context, l *layer, st *saved, number
 		return err
 	}
 	if l.hasShared() {
-		m.sharedNetwork(l, st).grad(m, dy, accumulate)
+		if err := m.sharedNetwork(l, st).grad(ctx, m, dy, accumulate); err != nil {
+			return err
+		}
 		m.scoreSharedGrad(l, st)
 	}
 	m.blockInputGrad(st.x1, m.norm2(l, st), l.norm2.g)

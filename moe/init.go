@@ -27,6 +27,19 @@ func (m *Model) Init(seed uint64) {
 			xpu.SetNumbers(m.dev, weights, dst)
 		}
 		initial := m.cfg.initial(p, seed)
+		if p.Slice.Ranks > 0 {
+			set(p.Weight, func(dst []float32) {
+				whole := p.Slice.whole(p.Shape)
+				n := elements(whole)
+				piece := make([]float32, min(initElements, n))
+				for first := 0; first < n; first += len(piece) {
+					piece = piece[:min(len(piece), n-first)]
+					initial(piece)
+					p.Slice.copy(dst, piece, first, whole)
+				}
+			})
+			return
+		}
 		all := p.Weight.Flat()
 		for begin, n := 0, all.Elements(); begin < n; begin += initElements {
 			set(all.Rows(begin, min(begin+initElements, n)), initial)

@@ -25,20 +25,36 @@ type Parameter struct {
 
 	Index   int  // index in the list of the complete model's tensors, [Config.Tensors]
 	Divided bool // it belongs to an expert, so that ranks that share the experts hold different ones
+
+	// Slice is the part of the complete tensor. Shape, Weight and Grad are the part's.
+	Slice Slice
 }
 
 // A Bucket is a contiguous range of the model's memory whose gradients are complete at the same
 // time. Weight and Grad have one dimension; each is a tensor of the device's New.
 type Bucket struct {
 	Divided    bool // the value of its parameters' Divided
+	Sliced     bool // its parameters are slices
 	Weight     xpu.Tensor
 	Grad       xpu.Tensor
 	Parameters []*Parameter // in their order in Weight and Grad, without gaps
 }
 
+// Holders returns the group of the ranks that hold the same weights.
+func (b Bucket) Holders() comm.Axes {
+	switch {
+	case b.Divided:
+		return comm.Replicas
+	case b.Sliced:
+		return comm.Slices
+	}
+	return comm.Data
+}
+
 // A Model holds the weights and gradients of a configuration, and the buffers of a pass.
 type Model struct {
 	cfg      Config
+	own      Config // cfg with the sizes of this rank's slices
 	dev      xpu.Device
 	parallel Parallel
 	block    feedForwardBlock
@@ -66,6 +82,7 @@ type Model struct {
 	windowRope  ropeTable // of layers with a window, if it differs
 	ws          workspace
 	exchanger   exchanger
+	collector   collector
 	loop        loop
 	flights     []*flight // by slot; without pipeline stages only the first is used
 }
@@ -119,6 +136,9 @@ func NewParallel(cfg Config, dev xpu.Device, p Parallel) (*Model, error) {
 	if p.Sequence == nil {
 		p.Sequence = comm.NewSingle()
 	}
+	if p.Heads == nil {
+		p.Heads = p.Sequence
+	}
 	if err := p.validate(cfg); err != nil {
 		return nil, err
 	}
@@ -127,14 +147,15 @@ func NewParallel(cfg Config, dev xpu.Device, p Parallel) (*Model, error) {
 	}
 	// so that weights and gradients fit the address space, which is 2⁴⁷ bytes on common processors
 	const most = min(math.MaxInt/8, 1<<44)
+	own := cfg.sliced(p.Mesh.Size(comm.TP))
 	groups, n := p.stages(cfg), int64(0)
 	for _, s := range groups {
-		n += s.parameters(cfg, cfg.Experts/p.Mesh.Size(comm.EP))
+		n += s.parameters(own, cfg.Experts/p.Mesh.Size(comm.EP))
 	}
 	if n > most {
 		return nil, fmt.Errorf("%d parameters exceed this machine's address space; make the model smaller", n)
 	}
-	m := &Model{cfg: cfg, dev: dev, parallel: p, block: newFeedForward(cfg, dev, p),
+	m := &Model{cfg: cfg, own: own, dev: dev, parallel: p, block: newFeedForward(cfg, dev, p),
 		expertLayers: max(1, len(cfg.ExpertLayers(0, cfg.Layers)))}
 	for _, s := range groups {
 		m.groups = append(m.groups, layerGroup{stage: s})
@@ -190,7 +211,8 @@ func (m *Model) Parameters() []*Parameter { return m.trained }
 // completes their gradients: final norm and head; for each layer, from the last to the first, the
 // experts and then the rest; the embedding. A pipeline stage lists only its own buckets, of all its
 // groups of layers. If embedding and head are tied, the final norm is in the bucket of the
-// embedding. A dense layer is one bucket.
+// embedding. A dense layer is one bucket. If ranks share matrices, the slices of a layer have a
+// bucket before the rest of the layer.
 func (m *Model) Buckets() []Bucket { return m.buckets }
 
 // ZeroGradients sets all gradients to zero, for a step without batches on this rank. Other steps
@@ -239,17 +261,17 @@ func (m *Model) startGradients(first bool) {
 // bind allocates the weights and gradients, one range of each per bucket, cuts them into tensors,
 // and creates the parameters, with names and shapes from [Config.Tensors].
 func (m *Model) bind() error {
-	c := m.cfg
-	h, q, kv := c.HiddenSize, c.QueryWidth(), c.KVWidth()
+	c, own := m.cfg, m.own
+	h, q, kv := c.HiddenSize, own.QueryWidth(), own.KVWidth()
 	norm, bias := c.NormWeights(), 0
 	if c.family().qkvBias {
-		bias = c.qkvWidth()
+		bias = own.qkvWidth()
 	}
 	sharedGate := 0 // rows
 	if c.family().shared.gated() {
 		sharedGate = 1
 	}
-	qNorm, kNorm := c.qkNormWidths()
+	qNorm, kNorm := own.qkNormWidths()
 	ownExperts := c.Experts / m.parallel.Mesh.Size(comm.EP)
 	type shaped struct {
 		*tensor
@@ -257,12 +279,12 @@ func (m *Model) bind() error {
 	}
 	vector := func(t *tensor, n int) shaped { return shaped{t, []int{n}} }
 	matrix := func(t *tensor, shape ...int) shaped { return shaped{t, shape} }
-	bucket := func(divided bool, tensors ...shaped) (err error) { // allocates its memory
+	bucket := func(kind Bucket, tensors ...shaped) (err error) { // allocates its memory
 		n := 0
 		for _, t := range tensors {
 			n += elements(t.shape)
 		}
-		m.buckets = append(m.buckets, Bucket{Divided: divided})
+		m.buckets = append(m.buckets, kind)
 		b := &m.buckets[len(m.buckets)-1]
 		if b.Weight, err = m.dev.New(m.dev.Precision().Weights(), n); err != nil {
 			return err
@@ -285,9 +307,10 @@ func (m *Model) bind() error {
 		var made []*Parameter
 		for _, t := range tensors {
 			if t.w.Present() {
-				shape := list[next].Shape
+				slice := m.parallel.slice(c, list[next].Name)
+				shape := slice.Shape(list[next].Shape)
 				made = append(made, &Parameter{Name: list[next].Name, Shape: shape, Weight: t.w.Reshape(shape...),
-					Grad: t.g.Reshape(shape...), Index: next, Divided: divided})
+					Grad: t.g.Reshape(shape...), Index: next, Divided: divided, Slice: slice})
 				next++
 			}
 		}
@@ -295,9 +318,14 @@ func (m *Model) bind() error {
 		m.trained = append(m.trained, made...)
 		return made
 	}
-	hold := func(held ...*Parameter) { // adds them to the last bucket
-		b := &m.buckets[len(m.buckets)-1]
-		b.Parameters = append(b.Parameters, held...)
+	hold := func(held ...*Parameter) { // adds each to the last bucket of its kind
+		for _, p := range held {
+			i := len(m.buckets) - 1
+			for m.buckets[i].Divided != p.Divided || m.buckets[i].Sliced != (p.Slice.Ranks > 0) {
+				i--
+			}
+			m.buckets[i].Parameters = append(m.buckets[i].Parameters, p)
+		}
 	}
 
 	if m.groups[0].first {
@@ -305,7 +333,7 @@ func (m *Model) bind() error {
 		if c.TieEmbeddings {
 			tensors = append(tensors, vector(&m.norm, norm))
 		}
-		if err := bucket(false, tensors...); err != nil {
+		if err := bucket(Bucket{}, tensors...); err != nil {
 			return err
 		}
 		m.head = m.embed
@@ -339,11 +367,11 @@ func (m *Model) bind() error {
 				matrix(&latent.q, c.Heads*c.queryElements(), input), matrix(&latent.kvA, c.KVRank+c.RotatedSize, h),
 				vector(&latent.kvNorm, c.KVRank), matrix(&latent.kv, c.Heads*(c.PlainSize+c.ValueSize), c.KVRank))
 		} else {
-			rest = append(rest, matrix(&l.qkv, c.qkvWidth(), h), vector(&l.qkvBias, bias), vector(&l.qNorm, qNorm),
+			rest = append(rest, matrix(&l.qkv, own.qkvWidth(), h), vector(&l.qkvBias, bias), vector(&l.qNorm, qNorm),
 				vector(&l.kNorm, kNorm))
 		}
-		rest = append(rest, matrix(&l.out, h, c.ContextWidth()), vector(&l.norm2, norm))
-		experts, ffn := 1, c.denseWidth()
+		rest = append(rest, matrix(&l.out, h, own.ContextWidth()), vector(&l.norm2, norm))
+		experts, ffn := 1, own.denseWidth()
 		if c.HasExperts(number) {
 			l.sparse, experts, ffn = sparse, ownExperts, c.IntermediateSize
 			rest = append(rest, matrix(&l.router, c.Experts, h), matrix(&l.sharedGateUp, 2*c.SharedSize, h),
@@ -351,7 +379,23 @@ func (m *Model) bind() error {
 		} else {
 			rest = append(rest, matrix(&l.gateUp, 2*ffn, h), matrix(&l.down, h, ffn))
 		}
-		if err := bucket(false, rest...); err != nil {
+		if _, tensor := m.parallel.tensorRanks(); tensor > 1 {
+			var sliced []shaped
+			rest = slices.DeleteFunc(rest, func(t shaped) bool {
+				switch t.tensor {
+				case &l.qkv, &l.qkvBias, &l.out, &l.gateUp, &l.down:
+					sliced = append(sliced, t)
+					return true
+				}
+				return false
+			})
+			if err := bucket(Bucket{}, rest...); err != nil {
+				return err
+			}
+			if err := bucket(Bucket{Sliced: true}, sliced...); err != nil {
+				return err
+			}
+		} else if err := bucket(Bucket{}, rest...); err != nil {
 			return err
 		}
 		hold(parameters(false, l.norm1, l.latent.qA, l.latent.qNorm, l.latent.q, l.latent.kvA, l.latent.kvNorm,
@@ -368,7 +412,7 @@ func (m *Model) bind() error {
 		hold(parameters(false, l.sharedGateUp.rows(0, c.SharedSize), l.sharedGateUp.rows(c.SharedSize, c.SharedSize),
 			l.sharedDown, l.sharedGate)...)
 		if l.hasExperts() {
-			err := bucket(true, matrix(&l.gateUp, experts, 2*ffn, h), matrix(&l.down, experts, h, ffn))
+			err := bucket(Bucket{Divided: true}, matrix(&l.gateUp, experts, 2*ffn, h), matrix(&l.down, experts, h, ffn))
 			if err != nil {
 				return err
 			}
@@ -405,7 +449,7 @@ func (m *Model) bind() error {
 	case c.TieEmbeddings:
 		m.buckets[0].Parameters = append(m.buckets[0].Parameters, parameters(false, m.norm)...)
 	case last.last:
-		if err := bucket(false, vector(&m.norm, norm), matrix(&m.head, c.VocabSize, h)); err != nil {
+		if err := bucket(Bucket{}, vector(&m.norm, norm), matrix(&m.head, c.VocabSize, h)); err != nil {
 			return err
 		}
 		hold(parameters(false, m.norm, m.head)...)

@@ -31,9 +31,10 @@ const (
 func Dispatches() []string { return []string{string(AllToAll), string(AllGather)} }
 
 // Parallel describes the part of a model that a rank holds. Of n ranks in the group [comm.EP], rank
-// r holds the experts [r·E/n, (r+1)·E/n) of its layers, and all their other weights. Of the stages
-// of the pipeline, the group [comm.PP], each holds the layers of [Config.StageGroups], the first
-// stage also the embedding, the last stage the final norm and the head; see [Model.StageForward].
+// r holds the experts [r·E/n, (r+1)·E/n) of its layers, and all their other weights. The ranks of
+// [comm.TP] divide some of these; see [Slice]. Of the stages of the pipeline, the group [comm.PP],
+// each holds the layers of [Config.StageGroups], the first stage also the embedding, the last stage
+// the final norm and the head; see [Model.StageForward].
 //
 // All ranks of [comm.EP] call Forward and Backward of their models at the same time, each with its
 // own batch, which may have no rows. Nothing else may use that group during these calls, not even
@@ -50,8 +51,12 @@ type Parallel struct {
 	// Sequence is the group of ranks that share each row of a batch; nil for none. They call
 	// Forward and Backward with the same batches, at the same time. Each computes an equal range of
 	// the inputs of every row, and its statistics are about these inputs. Nothing else may use the
-	// group during these calls.
+	// group during these calls. Of several ranks of [comm.TP], all share rows.
 	Sequence *comm.Comm
+
+	// Heads has the ranks of Sequence with the same slices of matrices; nil means all ranks of
+	// Sequence. They exchange heads of the attention.
+	Heads *comm.Comm
 
 	// UniformRouting balances the experts exactly, for benchmarks: choice j of token t is expert
 	// (t·K+j) mod E, with the router's weight for it.
@@ -69,6 +74,10 @@ func (p Parallel) validate(c Config) error {
 		return misfit
 	}
 	_, ranks := p.sequenceRanks()
+	if tensor := p.Mesh.Size(comm.TP); ranks != p.Heads.Size()*tensor {
+		return fmt.Errorf("%d ranks share each sequence, but %d share matrices, and %d exchange heads", ranks, tensor,
+			p.Heads.Size())
+	}
 	if err := c.CheckSequenceRanks(ranks); err != nil {
 		return err
 	}
@@ -98,6 +107,9 @@ func (c Config) Misfits(shape comm.Shape) []*Misfit {
 	}
 	if stages := shape.Size(comm.PP); stages > 1 && c.Layers > 0 && stages > c.Layers {
 		misfit(comm.PP, "but the model has only %d layers; lower the number of stages", c.Layers)
+	}
+	if problem := c.checkTensorRanks(shape.Size(comm.TP)); problem != "" {
+		misfit(comm.TP, "%s", problem)
 	}
 	switch ranks := shape.Size(comm.EP); {
 	case ranks > 1 && c.Dense():
@@ -233,6 +245,10 @@ func mostExpertLayers(c Config, groups []stage) (layers int) {
 func (m *Model) whole(doing string) error {
 	if n := m.parallel.Mesh.Size(comm.EP); n > 1 {
 		return fmt.Errorf("%s: needs the complete model, but this rank holds 1/%d of the experts; open a checkpoint "+
+			"instead", doing, n)
+	}
+	if _, n := m.parallel.tensorRanks(); n > 1 {
+		return fmt.Errorf("%s: needs the complete model, but this rank holds 1/%d of some matrices; open a checkpoint "+
 			"instead", doing, n)
 	}
 	if n := m.parallel.Mesh.Size(comm.PP); n > 1 {

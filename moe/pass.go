@@ -140,6 +140,9 @@ func (m *Model) backward(ctx context.Context, opts BackwardOptions, size stepSiz
 		if err := m.attendGrad(ctx, l, st, w.shape.recompute.attention() || last); err != nil {
 			return Stats{}, err
 		}
+		if w.shape.tensor > 1 {
+			done.next() // the bucket of slices
+		}
 		done.next()
 	}
 	if out == nil {
@@ -169,7 +172,8 @@ func (p *progress) next() {
 // follows.
 func (m *Model) take(slot int, batch Batch, train bool) error {
 	_, ranks := m.parallel.sequenceRanks()
-	shape := passShape{rows: batch.Rows, s: batch.SequenceLength / ranks, ranks: ranks, train: train,
+	_, tensor := m.parallel.tensorRanks()
+	shape := passShape{rows: batch.Rows, s: batch.SequenceLength / ranks, ranks: ranks, tensor: tensor, train: train,
 		from: m.stage.from, layers: len(m.layers), last: m.stage.last,
 		elsewhere: m.parallel.Mesh.Size(comm.EP) > 1, documents: len(batch.Begin) > 0, rounded: m.activations}
 	if m.stage.last {
@@ -179,7 +183,7 @@ func (m *Model) take(slot int, batch Batch, train bool) error {
 		return err
 	}
 	shape.recompute = m.recompute
-	if ranks > 1 && m.activations == xpu.BFloat16 {
+	if shape.headRanks() > 1 && m.activations == xpu.BFloat16 {
 		return errors.New("activations of bf16 cannot be exchanged by ranks that share sequences; use fp32")
 	}
 	f, err := m.flight(slot)
@@ -187,7 +191,7 @@ func (m *Model) take(slot int, batch Batch, train bool) error {
 		return err
 	}
 	f.batch, f.own, f.group = batch, m.parallel.ownInputs(batch), m.selected
-	return m.ws.plan(m.dev, m.cfg, f, shape)
+	return m.ws.plan(m.dev, m.own, f, shape)
 }
 
 // flight returns the flight of a slot, which must be free.

@@ -72,7 +72,9 @@ func (m *Model) restore(ctx context.Context, l *layer, st *saved, number int, fr
 		return nil
 	}
 	if l.hasShared() {
-		m.sharedNetwork(l, st).expand(m)
+		if err := m.sharedNetwork(l, st).expand(ctx, m); err != nil {
+			return err
+		}
 	}
 	return m.blockOf(l).expand(ctx, m, l, st, number)
 }

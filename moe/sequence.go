@@ -27,7 +27,7 @@ func (c Config) CheckSequenceRanks(n int) error {
 }
 
 // NonFinite describes the values that are not finite on a rank that shares sequences. Such values
-// spread to the other ranks in the exchanges of the attention.
+// spread to the other ranks in the exchanges of heads and tokens.
 type NonFinite struct {
 	Made     bool // this rank has computed them from finite values, and sent them
 	Received bool // this rank has received them, before it computed any
@@ -38,6 +38,12 @@ func (m *Model) NonFinite() *NonFinite { return &m.exchanger.found }
 
 // Sequence returns the group of [Parallel]; it has one rank if this rank has complete rows.
 func (m *Model) Sequence() *comm.Comm { return m.parallel.Sequence }
+
+// Tensor returns the group of the ranks that share matrices, [comm.TP], and the group of the ranks
+// that have the same slices of them, [comm.Slices].
+func (m *Model) Tensor() (sharing, alike *comm.Comm) {
+	return m.parallel.Mesh.Group(comm.TP), m.parallel.Mesh.Group(comm.Slices)
+}
 
 // ownInputs returns the part of a batch that this rank computes: its inputs of every row, with
 // their targets. Begin still has the documents of the complete rows.
@@ -70,11 +76,12 @@ type wholeHeads struct {
 // cut allocates the buffers of a pass from a.
 func (w *wholeHeads) cut(c Config, p passShape, a *arena) {
 	*w = wholeHeads{}
-	if p.ranks == 1 {
+	n := p.headRanks()
+	if n == 1 {
 		return
 	}
 	d, length := c.HeadDim(), p.s*p.ranks
-	queries, keys := c.Heads/p.ranks, c.KVHeads/p.ranks
+	queries, keys := c.Heads/n, c.KVHeads/n
 	heads := func(n int) xpu.Tensor { return a.f32(p.rows, n, length, d) }
 	w.q, w.k, w.v = heads(queries), heads(keys), heads(keys)
 	if p.train {
@@ -134,7 +141,7 @@ func ends[T any](toWhole bool, own, whole T) (from, to T) {
 // exchangeHeads fills whole from own (toWhole) or own from whole, for each operand, with the data
 // of all ranks that share the sequences. It waits for the device.
 func (m *Model) exchangeHeads(ctx context.Context, toWhole bool, operands ...operand) error {
-	group, e, rows, s := m.parallel.Sequence, &m.exchanger, m.ws.shape.rows, m.ws.shape.s
+	group, e, rows, s := m.parallel.Heads, &m.exchanger, m.ws.shape.rows, m.ws.shape.s*m.ws.shape.tensor
 	n := group.Size()
 	var from, to [3][]float32
 	total := 0
@@ -195,7 +202,7 @@ func (m *Model) headsOfSequence(ctx context.Context, to kvTarget) error {
 
 // ofQueries is an operand that has all queries' elements of a token in one row.
 func (m *Model) ofQueries(own, whole xpu.Tensor) operand {
-	return operand{own: own, whole: whole, byToken: true, width: m.cfg.QueryWidth()}
+	return operand{own: own, whole: whole, byToken: true, width: m.own.QueryWidth()}
 }
 
 // attendWholeGrad computes the gradients of queries, keys and values of this rank's tokens, like

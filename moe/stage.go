@@ -121,7 +121,7 @@ func (m *Model) StageBackward(ctx context.Context, slot int, opts BackwardOption
 		return Stats{}, err
 	}
 	f.waits = false
-	if err := m.ws.plan(m.dev, m.cfg, f, f.shape); err != nil {
+	if err := m.ws.plan(m.dev, m.own, f, f.shape); err != nil {
 		return Stats{}, err
 	}
 	return m.backward(ctx, opts, size, in, out)

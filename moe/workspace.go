@@ -7,11 +7,15 @@ import (
 	"mula/xpu/comm"
 )
 
-// A pass over tokens needs two kinds of buffers: the values of each layer's forward pass that the
-// backward pass reads (saved), and working memory for the current layer, shared by all layers. The
-// former belong to a flight, the latter to the workspace. They are allocated from arenas that grow
-// to the largest pass so far and serve all later passes. All buffers are device memory unless their
-// comment says that they are on the host.
+// A pass over T tokens of a rank needs two kinds of buffers: the values of each layer's forward
+// pass that the backward pass reads (saved), and working memory for the current layer, shared by
+// all layers. The former belong to a flight, the latter to the workspace. They are allocated from
+// arenas that grow to the largest pass so far and serve all later passes. All buffers are device
+// memory unless their comment says that they are on the host.
+//
+// If n ranks share matrices, the products of the attention and of a dense feed-forward block are
+// over the tokens of all of them, T' = n·T, and A, G and I are the sizes of a rank's slices.
+// Otherwise T' is T.
 
 // LogitsTokens returns the number of tokens in a block of logits of a vocabulary. Gradients of the
 // head are sums over blocks, so it determines bits. rows and capacity are the ProductRows and the
@@ -31,6 +35,7 @@ func LogitsTokens(vocabulary, rows int, capacity int64) int {
 type passShape struct {
 	rows, s   int       // s is this rank's tokens of a row
 	ranks     int       // ranks that share each row
+	tensor    int       // ranks of [comm.TP], which share each row and the matrices of a layer
 	train     bool      // backward follows: every layer is saved
 	recompute Recompute // also without train, so that both kinds of passes use the same memory
 	logits    int       // tokens of a block of logits; 0 without logits
@@ -61,17 +66,17 @@ type saved struct {
 // overwrites them with their gradients. A layer uses one of the tensors, so they share memory.
 type gateUps struct {
 	gateUp xpu.Tensor // [R, 2I] of the experts
-	dense  xpu.Tensor // [T, 2D] of a layer without experts
+	dense  xpu.Tensor // [T', 2D] of a layer without experts
 	shared xpu.Tensor // [T, 2W] of shared experts, in its own memory; absent without them
 }
 
 // attended holds the results of the attention, and the statistics of the norm after it.
 type attended struct {
 	mean1, rstd1 xpu.Tensor  // [T] of the norm of the attention; means with LayerNorm only
-	qkv          xpu.Tensor  // [T, AD+2GD] projections, before norm, clip and rotation
+	qkv          xpu.Tensor  // [T', AD+2GD] projections, before norm, clip and rotation
 	latent       latentSaved // instead of qkv
-	rq, rk       xpu.Tensor  // [T·norms] of the q and k norms
-	ctx          xpu.Tensor  // [T, AD] result of the attention, before its output projection
+	rq, rk       xpu.Tensor  // [T'·norms] of the q and k norms
+	ctx          xpu.Tensor  // [T', AD] result of the attention, before its output projection
 	// [rows·S', A'D] the same of the heads of [wholeHeads]; absent if ranks do not share rows
 	wholeCtx     xpu.Tensor
 	lse          xpu.Tensor // [rows, A, S] or [rows, A', S'] logsumexp of the scores
@@ -93,7 +98,7 @@ type flight struct {
 
 	saved []saved    // [L], or one without a backward pass
 	ids   xpu.Tensor // [T] input tokens
-	row0  xpu.Tensor // [T] zeros: each token's row of a bias, a table of one row
+	row0  xpu.Tensor // [T'] zeros: each token's row of a bias, a table of one row
 	order xpu.Tensor // [T] 0, 1, and so on: each token's row, if shared experts have a gate
 	keys  firstKeys
 	xL    xpu.Tensor // [T, H] output of the last layer
@@ -124,26 +129,27 @@ type workspace struct {
 	rowLoss []float64  // [rows] for Stats, on the host
 
 	h        xpu.Tensor // [T, H] a normalised input
-	q        xpu.Tensor // [rows, A, S, D]
+	q        xpu.Tensor // [rows, A, S, D], of T' tokens
 	k, v     xpu.Tensor // [rows, G, S, D]
 	router   xpu.Tensor // [T, E] the router's logits; in the backward pass their gradient
 	gathered xpu.Tensor // [R, H] inputs of the experts
 	act      xpu.Tensor // [R, I]
-	denseAct xpu.Tensor // [T, D] of a layer without experts, in the memory of act
+	denseAct xpu.Tensor // [T', D] of a layer without experts, in the memory of act
 	expert   xpu.Tensor // [R, H] outputs of the experts; in the backward pass their gradients
 	logits   xpu.Tensor // [logitsRows, V]
 
-	heads  wholeHeads // if ranks share rows
+	heads  wholeHeads // if ranks exchange heads
+	all    allTokens  // if ranks share matrices
 	latent latentSpace
 
 	dx     xpu.Tensor // [T, H] gradient of the residual stream
 	dh     xpu.Tensor // [T, H] gradient of h
 	dy     xpu.Tensor // [T, H] gradient of the input of a norm after a block
-	dctx   xpu.Tensor // [T, AD] gradient of ctx, in the memory of dh
+	dctx   xpu.Tensor // [T', AD] gradient of ctx, in the memory of dh
 	dk, dv xpu.Tensor // like k
-	dqkv   xpu.Tensor // [T, AD+2GD]; [T, AD] with latent attention
+	dqkv   xpu.Tensor // [T', AD+2GD]; [T, AD] with latent attention
 	dact   xpu.Tensor // [R, I]
-	// [T, D] of a layer without experts, in the memory of dact
+	// [T', D] of a layer without experts, in the memory of dact
 	denseDact xpu.Tensor
 	// [T, W] of shared experts
 	sharedAct, sharedDact xpu.Tensor
@@ -214,6 +220,12 @@ func newFlight(c Config, expertLayers int) *flight {
 // tokens returns the number of tokens of a pass, T.
 func (p passShape) tokens() int { return p.rows * p.s }
 
+// blockTokens returns the number of tokens of the products whose matrices ranks share, T'.
+func (p passShape) blockTokens() int { return p.tokens() * p.tensor }
+
+// headRanks returns the number of ranks that exchange heads of the attention.
+func (p passShape) headRanks() int { return p.ranks / p.tensor }
+
 // expertRows returns the number of rows of the experts' products.
 func (p passShape) expertRows(c Config) int {
 	if p.elsewhere {
@@ -258,7 +270,7 @@ func (f *flight) cut(c Config, p passShape, a *arena) {
 	}
 	f.ids, f.row0 = a.i32(t), xpu.Tensor{}
 	if c.family().qkvBias || c.family().shared.gated() {
-		f.row0 = a.i32(t)
+		f.row0 = a.i32(p.blockTokens())
 	}
 	if f.order = (xpu.Tensor{}); c.family().shared.gated() {
 		f.order = a.i32(t)
@@ -303,7 +315,7 @@ func (p passShape) feedForward(c Config, a *arena, dtype xpu.DType, each int, sp
 		r = p.expertRows(c)
 	}
 	if dense {
-		t = p.tokens()
+		t = p.blockTokens()
 	}
 	views := a.either(dtype, [2][2]int{{r, each * c.IntermediateSize}, {t, each * c.denseWidth()}})
 	return views[0], views[1]
@@ -311,24 +323,24 @@ func (p passShape) feedForward(c Config, a *arena, dtype xpu.DType, each int, sp
 
 // cut allocates the buffers from a.
 func (k *attended) cut(c Config, p passShape, a *arena) {
-	t, h := p.tokens(), c.HiddenSize
+	t, all, h := p.tokens(), p.blockTokens(), c.HiddenSize
 	*k = attended{
-		rstd1: a.f32(t), ctx: a.of(p.rounded, t, c.ContextWidth()),
-		lse: a.f32(p.rows, c.Heads/p.ranks, p.s*p.ranks), x1: a.f32(t, h),
+		rstd1: a.f32(t), ctx: a.of(p.rounded, all, c.ContextWidth()),
+		lse: a.f32(p.rows, c.Heads/p.headRanks(), p.s*p.ranks), x1: a.f32(t, h),
 	}
 	if c.latent() {
 		k.latent.cut(c, p, a)
 	} else {
-		k.qkv = a.of(p.rounded, t, c.qkvWidth())
+		k.qkv = a.of(p.rounded, all, c.qkvWidth())
 	}
 	if !c.family().postNorm {
 		k.rstd2 = a.f32(t)
 	}
-	if p.ranks > 1 {
-		k.wholeCtx = a.f32(t*p.ranks, c.QueryWidth()/p.ranks)
+	if n := p.headRanks(); n > 1 {
+		k.wholeCtx = a.f32(all*n, c.QueryWidth()/n)
 	}
 	if qNorm, kNorm := c.qkNormWidths(); qNorm > 0 {
-		k.rq, k.rk = a.f32(t*(c.QueryWidth()/qNorm)), a.f32(t*(c.KVWidth()/kNorm))
+		k.rq, k.rk = a.f32(all*(c.QueryWidth()/qNorm)), a.f32(all*(c.KVWidth()/kNorm))
 	}
 	if !c.family().rms {
 		k.mean1, k.mean2 = a.f32(t), a.f32(t)
@@ -342,10 +354,10 @@ func (k *attended) cut(c Config, p passShape, a *arena) {
 func (w *workspace) cut(c Config, p passShape, a *arena) {
 	a.reset()
 	w.common = saved{}
-	t := p.tokens()
+	t, all := p.tokens(), p.blockTokens()
 	h, r := c.HiddenSize, p.expertRows(c)
 	sparse, dense := p.kinds(c, 0, p.layers)
-	heads := func(n int) xpu.Tensor { return a.f32(p.rows, n, p.s, c.HeadDim()) }
+	heads := func(n int) xpu.Tensor { return a.f32(p.rows, n, p.s*p.tensor, c.HeadDim()) }
 	if p.recompute.attention() {
 		w.common.attended.cut(c, p, a)
 	}
@@ -356,6 +368,7 @@ func (w *workspace) cut(c Config, p passShape, a *arena) {
 	w.h = a.f32(t, h)
 	w.q, w.k, w.v = heads(c.Heads), heads(c.KVHeads), heads(c.KVHeads)
 	w.heads.cut(c, p, a)
+	w.all.cut(c, p, a)
 	if c.latent() {
 		w.latent.cut(c, p, a)
 	}
@@ -375,9 +388,9 @@ func (w *workspace) cut(c Config, p passShape, a *arena) {
 	}
 	if p.train {
 		w.dx = a.f32(t, h)
-		if both := a.f32(t * max(h, c.ContextWidth())); both.Present() {
+		if both := a.f32(max(t*h, all*c.ContextWidth())); both.Present() {
 			w.dh = both.Rows(0, t*h).Reshape(t, h)
-			w.dctx = both.Rows(0, t*c.ContextWidth()).Reshape(t, c.ContextWidth())
+			w.dctx = both.Rows(0, all*c.ContextWidth()).Reshape(all, c.ContextWidth())
 		}
 		if c.family().postNorm {
 			w.dy = a.f32(t, h)
@@ -386,7 +399,7 @@ func (w *workspace) cut(c Config, p passShape, a *arena) {
 		if c.latent() {
 			w.dqkv = a.f32(t, c.QueryWidth())
 		} else {
-			w.dqkv = a.f32(t, c.qkvWidth())
+			w.dqkv = a.f32(all, c.qkvWidth())
 		}
 		w.dact, w.denseDact = p.feedForward(c, a, xpu.Float32, 1, sparse, dense)
 		if sparse {
@@ -404,7 +417,7 @@ type Memory struct {
 	Weights   int64
 	Gradients int64
 	Buffers   int64 // activations and working memory of one pass
-	OnHost    int64 // part of Buffers in host memory: exchanges of [Parallel.Sequence]
+	OnHost    int64 // part of Buffers in host memory: exchanges of [Parallel.Sequence] and [comm.TP]
 }
 
 // Total returns the sum of weights, gradients and buffers.
@@ -415,7 +428,7 @@ func (m Memory) Total() int64 { return m.Weights + m.Gradients + m.Buffers }
 type Pass struct {
 	Rows           int
 	SequenceLength int       // of complete rows
-	SequenceRanks  int       // ranks that share each row, as in [Parallel]; 0 means 1
+	SequenceRanks  int       // ranks of [Parallel.Heads]; 0 means 1
 	Recompute      Recompute // empty means RecomputeNone
 	Activations    xpu.DType // see [Model.SetActivations]
 	Documents      bool      // attention is restricted to documents; see [Batch]
@@ -438,9 +451,11 @@ type Pass struct {
 // scratch memory are not included: see [mula/xpu/cpu.Device].
 func (c Config) Memory(p Pass) Memory {
 	experts, groups := p.Shape.Size(comm.EP), stagesOf(c, p.Stage, p.Shape.Size(comm.PP), p.VirtualStages)
-	ranks := max(1, p.SequenceRanks)
-	shape := passShape{rows: p.Rows, s: p.SequenceLength / ranks, ranks: ranks, train: true, recompute: p.Recompute,
-		elsewhere: experts > 1, documents: p.Documents, rounded: p.Activations}
+	tensor := p.Shape.Size(comm.TP)
+	c = c.sliced(tensor)
+	ranks := max(1, p.SequenceRanks) * tensor
+	shape := passShape{rows: p.Rows, s: p.SequenceLength / ranks, ranks: ranks, tensor: tensor, train: true,
+		recompute: p.Recompute, elsewhere: experts > 1, documents: p.Documents, rounded: p.Activations}
 	logits := p.LogitsTokens
 	if logits == 0 {
 		logits = LogitsTokens(c.VocabSize, 0, 0)
@@ -463,8 +478,14 @@ func (c Config) Memory(p Pass) Memory {
 		buffers += rotations
 	}
 	onHost := int64(0)
-	if ranks > 1 {
-		onHost = 2 * 4 * int64(shape.tokens()*c.qkvWidth()) // sent and received
+	if shape.headRanks() > 1 {
+		onHost = 2 * 4 * int64(shape.blockTokens()*c.qkvWidth()) // sent and received
+	}
+	if tensor > 1 {
+		onHost += comm.SumMemory(tensor, shape.tokens()*c.HiddenSize, 4)
+		if p.Rows > 1 {
+			onHost += 4 * int64(shape.blockTokens()*c.HiddenSize) // tokens in the order of the ranks
+		}
 	}
 	if experts > 1 {
 		buffers += c.dispatchMemory(p, shape.tokens())

@@ -137,8 +137,9 @@ const defaultUpdateSpeed = 0.001
 //
 //	rank = ((dp·PP + pp)·EP + ep)·TP + tp
 //
-// so ranks that share experts are neighbours. DP is the number of replicas of every expert, which
-// Megatron calls the expert-data-parallel size. The data-parallel size is DP·EP, as in Megatron.
+// so ranks that share matrices are neighbours, and then ranks that share experts. DP·TP is the
+// number of replicas of every expert, which Megatron calls the expert-data-parallel size. The
+// data-parallel size is DP·EP, as in Megatron.
 // Every data rank reads its own samples: rank dp·EP + ep reads that block of each step. The stages
 // of a pipeline are one data rank.
 type LayoutConfig struct {
@@ -148,7 +149,7 @@ type LayoutConfig struct {
 	// VirtualStages is the number of groups of layers of each pipeline stage (interleaved
 	// pipeline); results do not depend on it; default 1.
 	VirtualStages int `yaml:"virtual_stages"`
-	TP            int `yaml:"tp"` // tensor parallelism; must be 1
+	TP            int `yaml:"tp"` // tensor parallelism: ranks that share matrices and tokens; default 1
 
 	// CP is the number of consecutive data ranks that share each sequence (context parallelism). It
 	// divides DP·EP and does not change the number of ranks; default 1.
@@ -185,11 +186,12 @@ func (l LayoutConfig) Ranks() int { return l.shape().Ranks() }
 
 // shape returns the shape of the mesh of the ranks.
 func (l LayoutConfig) shape() comm.Shape {
-	return comm.NewShape(map[comm.Axes]int{comm.ExpertDP: l.DP, comm.PP: l.PP, comm.EP: l.EP})
+	return comm.NewShape(map[comm.Axes]int{comm.ExpertDP: l.DP, comm.PP: l.PP, comm.EP: l.EP,
+		comm.TP: max(1, l.TP)})
 }
 
 // readers returns the number of parts into which the samples of a step are divided.
-func (l LayoutConfig) readers() int { return l.shape().Size(comm.Data) / max(1, l.CP) }
+func (l LayoutConfig) readers() int { return l.shape().Size(comm.Slices) / max(1, l.CP) }
 
 // sent returns the type of gradients that ranks send, in a resolved layout.
 func (l LayoutConfig) sent() xpu.DType {
@@ -209,7 +211,7 @@ func (c Config) activations() xpu.DType {
 
 // parallel returns the part of a model that this rank of a mesh holds.
 func (l LayoutConfig) parallel(ranks *group.Group) moe.Parallel {
-	return moe.Parallel{Mesh: ranks.Mesh, Sequence: ranks.Sequence, Dispatch: l.Dispatch,
+	return moe.Parallel{Mesh: ranks.Mesh, Sequence: ranks.Sequence, Heads: ranks.Heads, Dispatch: l.Dispatch,
 		VirtualStages: l.VirtualStages, UniformRouting: l.UniformRouting}
 }
 
@@ -222,7 +224,7 @@ func (l LayoutConfig) String() string {
 		text += ", dispatch " + string(l.Dispatch)
 	}
 	if l.CP > 1 {
-		text += fmt.Sprintf(", %d ranks a sequence", l.CP)
+		text += fmt.Sprintf(", %d ranks a sequence", l.CP*max(1, l.TP))
 	}
 	if l.VirtualStages > 1 {
 		text += fmt.Sprintf(", %d groups of layers a stage", l.VirtualStages)
@@ -554,6 +556,7 @@ func (c Config) Validate() error {
 		oneOf("layout.gradients", c.Layout.Gradients, "", xpu.Float32.String(), xpu.BFloat16.String()),
 		oneOf("layout.sums", c.Layout.Sums, string(exactSums), string(fastSums)),
 		oneOf("layout.norm", c.Layout.Norm, string(gatherNorms), string(reduceNorms)),
+		within("layout.tp", float64(c.Layout.TP), 1, 1<<12),
 		within("layout.cp", float64(c.Layout.CP), 1, 1<<20),
 		within("layout.virtual_stages", float64(c.Layout.VirtualStages), 1, 1<<10),
 		within("layout.sum_replicas", float64(c.Layout.SumReplicas), 1, 1<<20),
@@ -595,9 +598,13 @@ func (c Config) Validate() error {
 				"is %d, but model.tie_word_embeddings needs the same weights in the first and the last stage; set "+
 					"layout.pp to 1, or tie_word_embeddings to false", stages))
 	}
-	if tp := c.Layout.TP; tp != 1 {
-		errs = append(errs, strictyaml.Invalid("layout.tp",
-			"is %d, but this version has no tensor parallelism; must be 1", tp))
+	switch tp := c.Layout.TP; {
+	case tp > 1 && c.Layout.Optimizer == estimate.SO:
+		errs = append(errs, strictyaml.Invalid("layout.optimizer", "is %q, which needs layout.tp: 1; it is %d; use %s",
+			c.Layout.Optimizer, tp, estimate.EPSO))
+	case tp > 1 && c.Optimizer.Name.NeedsWholeTensors():
+		errs = append(errs, strictyaml.Invalid("layout.tp", "is %d, but the update of %s needs complete matrices; "+
+			"must be 1", tp, c.Optimizer.Name))
 	}
 	if n := c.Layout.SumReplicas; n > 1 && c.Layout.DP%n != 0 {
 		errs = append(errs, strictyaml.Invalid("layout.sum_replicas",
@@ -710,8 +717,8 @@ func (c Config) Validate() error {
 
 // checkReaders checks that the samples of a step can be divided among the data ranks.
 func (c *Config) checkReaders(shape comm.Shape) (errs []error) {
-	ranks, cp := shape.Size(comm.Data), c.Layout.CP
-	product := shape.Product(comm.Data, "layout.")
+	ranks, cp := shape.Size(comm.Slices), c.Layout.CP
+	product := shape.Product(comm.Slices, "layout.")
 	switch {
 	case cp < 1: // reported elsewhere
 	case ranks%cp != 0:
@@ -724,7 +731,11 @@ func (c *Config) checkReaders(shape comm.Shape) (errs []error) {
 		errs = append(errs, strictyaml.Invalid("batch_size",
 			"is %d; must be a multiple of %s, the number of data ranks", c.BatchSize, product))
 	}
-	if err := c.Model.CheckSequenceRanks(max(1, cp)); err != nil {
+	if tp := shape.Size(comm.TP); c.Model.CheckSequenceRanks(tp) != nil { // reported as a misfit
+	} else if err := c.Model.CheckSequenceRanks(max(1, cp) * tp); err != nil && tp > 1 {
+		errs = append(errs, strictyaml.Invalid("layout.cp", "is %d, but layout.cp · layout.tp = %d, and %v", cp, cp*tp,
+			err))
+	} else if err != nil {
 		errs = append(errs, strictyaml.Invalid("layout.cp", "is %d, but %v", cp, err))
 	}
 	return errs

@@ -141,7 +141,7 @@ func TestEstimateIsWhatRanksSend(t *testing.T) {
 				t.Fatal(err)
 			}
 			want := map[kind]int64{}
-			for _, e := range estimate.OptimizerTraffic(stages[0].Replicated, stages[0].Divided, l, trainer) {
+			for _, e := range estimate.OptimizerTraffic(stages[0], l, trainer) {
 				want[kind{e.Group, e.Operation}] += e.Total * int64(layout.Ranks()/e.Ranks)
 			}
 			if fmt.Sprint(got) != fmt.Sprint(want) {
@@ -287,6 +287,34 @@ func TestMemoryOfGroups(t *testing.T) {
 	}
 }
 
+// So does the memory of ranks that share matrices.
+func TestTensorMemory(t *testing.T) {
+	longtest.SkipIfShort(t)
+	t.Parallel()
+	plan := makePlan(t, t.TempDir(), "plan.json", "")
+	for i, l := range []LayoutConfig{{DP: 1, EP: 1, TP: 2}, {DP: 2, EP: 1, TP: 2}, {DP: 2, EP: 1, TP: 2, CP: 2},
+		{DP: 1, EP: 1, TP: 4, PP: 2, VirtualStages: 2}, {DP: 1, EP: 2, TP: 2}, {DP: 2, EP: 1, TP: 2}} {
+		model := tensorDense
+		if i >= 4 {
+			model = tensorExperts
+		}
+		for j, recompute := range moe.Recomputes() {
+			if longtest.Rounds(0, 1) == 0 && j != i%len(moe.Recomputes()) {
+				continue
+			}
+			l.Optimizer = []estimate.Scheme{estimate.EPSO, estimate.Unsharded}[(i+j)%2]
+			more := fmt.Sprintf("%ssteps: 2\nrecompute: %s\nprecision: %s\noptimizer: {name: %s}\n", model, recompute,
+				xpu.Precisions()[j%len(xpu.Precisions())], []optimizer.Name{optimizer.AdamW, optimizer.Lion}[j%2])
+			if l.CP <= 1 && j%2 == 1 {
+				more += "activations: bf16\n"
+			}
+			c := ranksConfig(t, plan, l, more)
+			c.Layout.UniformRouting = c.Model.Experts > 0
+			measureMemory(t, c)
+		}
+	}
+}
+
 // measureMemory compares the memory of each stage of a run with the allocations of its ranks.
 func measureMemory(t *testing.T, c Config) {
 	t.Helper()
@@ -306,7 +334,11 @@ func measureMemory(t *testing.T, c Config) {
 			mu.Lock()
 			defer mu.Unlock()
 			own := &sums[r.OwnIndex(comm.PP)]
-			*own = max(*own, r.Group(comm.Replicas).SumMemory()+r.Group(comm.Data).SumMemory()+r.Within.SumMemory())
+			sums := r.Group(comm.Replicas).SumMemory() + r.Group(comm.Data).SumMemory() + r.Within.SumMemory()
+			if r.Size(comm.TP) > 1 {
+				sums += r.Group(comm.Slices).SumMemory()
+			}
+			*own = max(*own, sums)
 		},
 	}, nil))
 	for stage := range c.Layout.PP {

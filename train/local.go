@@ -76,17 +76,21 @@ func (c Config) fitsWorld(ranks int) error {
 	}
 	axes, stages := comm.Data, ""
 	readers, pp := ranks, shape.Size(comm.PP)
+	tensor := ""
+	if tp := shape.Size(comm.TP); tp > 1 && readers%tp == 0 {
+		readers, tensor = readers/tp, fmt.Sprintf(", tp: %d", tp)
+	}
 	if pp > 1 {
 		axes = comm.World
 		stages = "pp: 1, "
-		if ranks%pp == 0 {
-			readers, stages = ranks/pp, fmt.Sprintf("pp: %d, ", pp)
+		if readers%pp == 0 {
+			readers, stages = readers/pp, fmt.Sprintf("pp: %d, ", pp)
 		}
 	}
 	var possible []string
 	for ep := 1; ep <= readers; ep++ {
 		if readers%ep == 0 && (ep == 1 || c.Model.Experts > 0 && c.Model.Experts%ep == 0) {
-			possible = append(possible, fmt.Sprintf("{expert_dp: %d, %sep: %d}", readers/ep, stages, ep))
+			possible = append(possible, fmt.Sprintf("{expert_dp: %d, %sep: %d%s}", readers/ep, stages, ep, tensor))
 		}
 	}
 	text := "possible: " + strings.Join(possible, ", ")

@@ -258,7 +258,7 @@ func TestPipelineBytes(t *testing.T) {
 			}
 			var want, wantVotes int64
 			for i, stage := range stages {
-				for _, e := range estimate.OptimizerTraffic(stage.Replicated, stage.Divided, in.Layout, in.Trainer) {
+				for _, e := range estimate.OptimizerTraffic(stage, in.Layout, in.Trainer) {
 					want += e.Total * int64(l.DP*l.EP/e.Ranks)
 				}
 				for _, e := range estimate.StageVotes(in.Config, i, in.Layout, in.Trainer) {

@@ -45,7 +45,7 @@ func ranksConfig(t testing.TB, plan string, l LayoutConfig, more string) Config 
 	if l.DP > 0 {
 		c.Layout.DP, c.Layout.PP, c.Layout.EP = l.DP, max(1, l.PP), l.EP
 	}
-	c.Layout.CP, c.Layout.VirtualStages = max(1, l.CP), max(1, l.VirtualStages)
+	c.Layout.CP, c.Layout.TP, c.Layout.VirtualStages = max(1, l.CP), max(1, l.TP), max(1, l.VirtualStages)
 	if l.Optimizer != "" {
 		c.Layout.Optimizer = l.Optimizer
 	}
@@ -691,7 +691,7 @@ func TestLayoutRefused(t *testing.T) {
 			"only 2 layers",
 		"layout: {pp: 2}\nmodel: {preset: mula-1b, tie_word_embeddings: true}": "layout.pp is 2, but " +
 			"model.tie_word_embeddings",
-		"layout: {tp: 8}": "layout.tp is 8, but this version has no tensor parallelism",
+		"layout: {tp: 8}": "layout.tp is 8, but olmoe models have norms over all heads of a token; must be 1",
 		"layout: {virtual_stages: 2}": "layout.virtual_stages is 2, but a pipeline of one stage has nothing to " +
 			"interleave; must be 1, or pp above 1",
 		"layout: {virtual_stages: 0}": "layout.virtual_stages is 0; must be from 1 to ",

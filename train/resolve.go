@@ -36,6 +36,10 @@ func (c Config) resolve(p *blend.Plan) (Config, error) {
 		return bad("layout.cp", "is %d; must divide the length of the plan's windows, which is %d tokens", n,
 			p.SequenceLength)
 	}
+	if cp, tp := c.Layout.CP, c.Layout.TP; tp > 1 && p.SequenceLength%(cp*tp) != 0 {
+		return bad("layout.tp", "is %d, but layout.tp · layout.cp = %d must divide the length of the plan's windows, "+
+			"which is %d tokens", tp, cp*tp, p.SequenceLength)
+	}
 	if c.MicroBatchSize == 0 {
 		c.MicroBatchSize = min(8, c.BatchSize)
 	}

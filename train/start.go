@@ -198,6 +198,9 @@ func (r *run) arithmetic() string {
 	text := r.deviceArithmetic()
 	if s := r.ranks.Shape; s.Size(comm.Data) > 1 { // pipeline stages do not change the result
 		text += fmt.Sprintf(", dp %d, ep %d", s.Size(comm.ExpertDP), s.Size(comm.EP))
+		if tp := s.Size(comm.TP); tp > 1 {
+			text += fmt.Sprintf(", tp %d", tp)
+		}
 		if cp := r.config.Layout.CP; cp > 1 {
 			text += fmt.Sprintf(", cp %d", cp)
 		}
@@ -310,9 +313,13 @@ func (r *run) newOptimizer(ctx context.Context) error {
 		c.Name.NeedsWholeTensors(), r.config.Layout.sent(), r.device, r.model.Parameters(), r.model.Buckets())
 	r.sharding.ReducesSums = r.config.Layout.Norm == reduceNorms
 	sizes := make([]int, len(r.tensors))
+	r.sharding.Slices = make([]int, len(r.tensors))
 	for i, t := range r.tensors {
 		if moe.Trained(t.Name) {
 			sizes[i] = int(t.Elements())
+		}
+		if tp := r.ranks.Size(comm.TP); tp > 1 && r.config.Model.Sliced(t.Name) >= 0 {
+			r.sharding.Slices[i] = tp
 		}
 	}
 	var err error

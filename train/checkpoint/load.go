@@ -53,9 +53,13 @@ func IsDamage(err error) bool { return errors.As(err, new(damage)) }
 // So all ranks together read the bytes of the checkpoint once. A rank receives the elements that it
 // needs and has not read, as float32. It has three buffers of at most 16 MiB.
 func (s Shard) Load(ctx context.Context, world *comm.Comm, c *Checkpoint) error {
+	s, divide := s.joinedForLoad()
 	l := &loader{Shard: s, world: world, from: c}
 	defer l.close()
 	err := l.load(ctx)
+	if err == nil {
+		err = divide(ctx)
+	}
 	if err != nil && !IsDamage(err) {
 		err = fmt.Errorf("loading checkpoint %s: %w", c.Name(), err)
 	}
@@ -489,11 +493,16 @@ func (l *loader) store(r tensorRange, values []float32) {
 			continue
 		}
 		into, part := t.values.Rows(both.begin-t.begin, both.end-t.begin), values[both.begin-r.begin:both.end-r.begin]
-		if host := into.Host(); host != nil {
-			copy(host, part)
-		} else {
-			l.device.Write(into, part)
-		}
+		l.set(into, part)
+	}
+}
+
+// set sets a tensor of one dimension.
+func (s Shard) set(into xpu.Tensor, values []float32) {
+	if host := into.Host(); host != nil {
+		copy(host, values)
+	} else {
+		s.device.Write(into, values)
 	}
 }
 

@@ -102,8 +102,11 @@ func Start(ctx context.Context, world *comm.Comm, dir string, state State, s Sha
 	memory *[]float32) (*Pending, error) {
 	p := &Pending{State: state, options: o, cancel: func() {}}
 	name, c := Name(state.Step), &p.writer
+	s, err := s.joined(ctx, true)
+	if err != nil {
+		return nil, p.named(err)
+	}
 	*c = writer{Shard: s, rank: world.Rank(), dir: dir, out: atomicfile.On(o.FS), files: map[string]shards.FileInfo{}}
-	var err error
 	if c.rank == 0 {
 		c.temp = filepath.Join(dir, "."+name+atomicfile.TempSuffix)
 		if world.Size() > 1 {

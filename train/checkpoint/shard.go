@@ -37,6 +37,12 @@ type Shard struct {
 	setMetadata func(map[string]string) error
 	// number of elements that Load reads before it sends them; 0 means 4 million
 	window int
+
+	// Slices of tensors that this rank has. They are not in held, because a checkpoint has complete
+	// tensors: see slices.go.
+	slices []heldSlice
+	tensor *comm.Comm // the ranks that have the other slices
+	alike  *comm.Comm // the ranks that have the same slices
 }
 
 // A heldTensor is a tensor whose weights a rank has.
@@ -47,6 +53,8 @@ type heldTensor struct {
 	// tensor exactly once
 	write []stretch
 	read  []stretch // ranges that this rank loads
+	// another rank has the weights of the complete tensor; this rank has ranges only
+	onlyRanges bool
 }
 
 // A stretch is the elements from begin on, as many as values, of a tensor of the optimizer's state,
@@ -69,6 +77,7 @@ func NewShard(m *moe.Model, o *optimizer.Optimizer) Shard {
 		s.held = append(s.held, heldTensor{index: p.Index, weight: p.Weight,
 			read: []stretch{{"", 0, p.Weight.Flat()}}})
 	}
+	s.tensor, s.alike = m.Tensor()
 	slices.SortFunc(s.held, func(a, b heldTensor) int { return cmp.Compare(a.index, b.index) })
 	return s
 }
@@ -86,6 +95,10 @@ func shardOf(o *optimizer.Optimizer, device xpu.Memory, config moe.Config, tenso
 	for i, p := range o.Parameters() {
 		h := heldTensor{index: p.Index, weight: p.Weight}
 		begin, _, writer := o.Owned(i)
+		first := len(s.slices)
+		if p.Slice.Ranks > 0 {
+			s.slices = append(s.slices, heldSlice{Slice: p.Slice})
+		}
 		weights := stretch{"", 0, p.Weight.Flat()}
 		for _, t := range o.Saved(i) {
 			own := stretch{t.Name, begin, t.Values}
@@ -99,6 +112,10 @@ func shardOf(o *optimizer.Optimizer, device xpu.Memory, config moe.Config, tenso
 			h.read = append(h.read, own)
 		}
 		h.read = append(h.read, weights)
+		if len(s.slices) > first {
+			s.slices[first].heldTensor = h
+			continue
+		}
 		s.held = append(s.held, h)
 	}
 	return s
@@ -111,6 +128,9 @@ type indexRun [2]int
 func (s Shard) runs() []indexRun {
 	var runs []indexRun
 	for _, h := range s.held {
+		if h.onlyRanges {
+			continue
+		}
 		runs = appendIndex(runs, h.index)
 	}
 	return runs
@@ -496,6 +516,10 @@ func (s Shard) combined(all []writtenFiles) ([]string, error) {
 
 // WeightsHash returns the hash of the weights of the whole model. Each rank hashes some tensors.
 func (s Shard) WeightsHash(ctx context.Context, world *comm.Comm) (string, error) {
+	s, err := s.joined(ctx, false)
+	if err != nil {
+		return "", err
+	}
 	own, err := collective.Decide(ctx, world, s.runs(), func(runs [][]indexRun) ([][]indexRun, error) {
 		owner, err := assign(s.tensors, runs)
 		return ownedRuns(owner, len(runs)), err

@@ -23,8 +23,8 @@ var (
 	curveColours = map[Scheme]string{EPSO: "#0072b2", SO: "#d55e00", Unsharded: "#5b5b5b"}
 	curveDashes  = map[Scheme]string{EPSO: "", SO: "7 4", Unsharded: "2 3"}
 	// of [Parts]
-	partColours = []string{"#0072b2", "#56b4e9", "#cc79a7", "#8a6fb0", "#c8c8c8", "#d55e00", "#009e73", "#222222",
-		"#e69f00"}
+	partColours = []string{"#0072b2", "#56b4e9", "#cc79a7", "#a6761d", "#8a6fb0", "#c8c8c8", "#d55e00", "#009e73",
+		"#222222", "#e69f00"}
 )
 
 // Chart draws estimates of one model on one machine with different schemes. It returns a

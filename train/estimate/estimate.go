@@ -121,7 +121,8 @@ func Compute(in Input) (*Result, error) {
 		r.Computed = max(r.Computed, (work+again)*tokens)
 		dispatch := dispatchTraffic(c, i, l, in.Trainer)
 		sequences := sequenceTraffic(c, s, l, in.Trainer)
-		weights := OptimizerTraffic(s.Replicated, s.Divided, l, in.Trainer)
+		tensor := tensorTraffic(c, s, l, in.Trainer)
+		weights := OptimizerTraffic(s, l, in.Trainer)
 		votes := slices.Concat(StageVotes(c, i, l, in.Trainer), ofWorld)
 		forVotes = max(forVotes, r.seconds(votes))
 		if in.Trainer.Own {
@@ -130,9 +131,9 @@ func Compute(in Input) (*Result, error) {
 			}
 		}
 		if i == 0 || sent(weights) > r.Sent(ForGradients, ForWeights) {
-			r.Traffic = slices.Concat(dispatch, sequences, PipelineTraffic(c, l, in.Trainer), weights, votes)
+			r.Traffic = slices.Concat(dispatch, sequences, tensor, PipelineTraffic(c, l, in.Trainer), weights, votes)
 		}
-		r.Stepped = max(r.Stepped, Stepped(s.Replicated, s.Divided, l))
+		r.Stepped = max(r.Stepped, Stepped(s, l))
 
 		micro := float64(l.MicroBatches())
 		pass := Time{
@@ -140,12 +141,13 @@ func Compute(in Input) (*Result, error) {
 				again) * float64(l.microBatch()) * float64(l.rowTokens()) / (peak * m.ComputeEfficiency.Value),
 			Dispatch:  r.seconds(dispatch) / micro,
 			Sequences: r.seconds(sequences) / micro,
+			Tensor:    r.seconds(tensor) / micro,
 			Stages:    r.seconds(PipelineTraffic(c, l, in.Trainer)) / micro,
 		}
 		if pass.Passes() > slowest.Passes() {
 			slowest = pass
 		}
-		step := Time{Update: Stepped(s.Replicated, s.Divided, l) * in.Trainer.update() / m.MemoryBandwidth.Value}
+		step := Time{Update: Stepped(s, l) * in.Trainer.update() / m.MemoryBandwidth.Value}
 		for _, e := range weights {
 			seconds := m.seconds(m.place(l, e.Group), e, in.collectives())
 			if e.Purpose == ForGradients {
@@ -160,7 +162,7 @@ func Compute(in Input) (*Result, error) {
 	}
 	micro := float64(l.MicroBatches())
 	r.Time.Compute, r.Time.Dispatch, r.Time.Stages = micro*slowest.Compute, micro*slowest.Dispatch, micro*slowest.Stages
-	r.Time.Sequences = micro * slowest.Sequences
+	r.Time.Sequences, r.Time.Tensor = micro*slowest.Sequences, micro*slowest.Tensor
 	r.Time.Votes = forVotes
 	r.Time.Bubble = pipeline.Idle(l.Size(comm.PP), l.VirtualStages, l.MicroBatches()) * slowest.Passes()
 	r.StepTime = r.Time.Step()
@@ -168,7 +170,7 @@ func Compute(in Input) (*Result, error) {
 		r.Received = max(r.Received, votesReceived(c, onHosts, in.Trainer, rank))
 	}
 	if n := int64(l.Ranks()); in.Trainer.Own && !l.ReduceNorm { // each rank gathers the others' blocks
-		r.Received += 8 * normBlocks(c) * (n - 1) / n
+		r.Received += 8 * normBlocks(c, l) * (n - 1) / n
 	}
 	r.Fits = float64(r.Memory.Total()) <= m.Memory.Value
 	r.TokensPerSecond = float64(l.BatchSize) * float64(l.SequenceLength) / r.StepTime
@@ -192,6 +194,8 @@ func buckets(c moe.Config, l Layout, i int, s Stage, g comm.Axes) int {
 		return replicated + divided
 	case g == comm.Replicas:
 		return divided
+	case g == comm.Slices:
+		return s.Layers
 	}
 	return replicated
 }

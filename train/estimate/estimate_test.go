@@ -125,13 +125,13 @@ func TestSteppedRatio(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		var replicated, divided int64
+		var all Stage
 		for _, s := range stages {
-			replicated += s.Replicated
-			divided += s.Divided
+			all.Replicated += s.Replicated
+			all.Divided += s.Divided
 		}
-		got := Stepped(replicated, divided, so) / Stepped(replicated, divided, epso)
-		f := float64(replicated) / float64(replicated+divided*int64(test.ep))
+		got := Stepped(all, so) / Stepped(all, epso)
+		f := float64(all.Replicated) / float64(all.Replicated+all.Divided*int64(test.ep))
 		if !near(got, test.whole, 0.01) || math.Abs(got-(1+float64(test.ep-1)*f)) > 1e-12 {
 			t.Errorf("%s ep %d: ratio %.4f, want %g and 1+(EP-1)f = %.4f", test.model, test.ep, got, test.whole,
 				1+float64(test.ep-1)*f)
@@ -141,7 +141,7 @@ func TestSteppedRatio(t *testing.T) {
 				continue
 			}
 			s := stages[i]
-			if got := Stepped(s.Replicated, s.Divided, so) / Stepped(s.Replicated, s.Divided, epso); !near(got, want,
+			if got := Stepped(s, so) / Stepped(s, epso); !near(got, want,
 				0.01) {
 				t.Errorf("%s stage %d: ratio %.4f, want %g", test.model, i, got, want)
 			}
@@ -246,7 +246,7 @@ func TestSchemes(t *testing.T) {
 			updated := 0.0
 			for _, s := range r.Stages {
 				all += s.Replicated + s.Divided*int64(l.Size(comm.EP))
-				perRank := Stepped(s.Replicated, s.Divided, l)
+				perRank := Stepped(s, l)
 				if scheme == EPSO {
 					updated += perRank * float64(l.DataRanks())
 				}

@@ -118,7 +118,7 @@ func TestOptimizerTrafficIsCounted(t *testing.T) {
 		l := Layout{Shape: shape(dp, ep, 1), Optimizer: rapid.SampledFrom([]Scheme{Unsharded, SO, EPSO}).Draw(t,
 			"scheme")}
 		replicated, divided := rapid.IntRange(0, 300).Draw(t, "replicated"), rapid.IntRange(0, 300).Draw(t, "divided")
-		for _, e := range OptimizerTraffic(int64(replicated), int64(divided), l, Mula) {
+		for _, e := range OptimizerTraffic(Stage{Replicated: int64(replicated), Divided: int64(divided)}, l, Mula) {
 			n := replicated
 			switch {
 			case e.Group == comm.Replicas && l.Optimizer == SO:
@@ -344,6 +344,62 @@ func TestSequenceTrafficIsCounted(t *testing.T) {
 			e := sequenceTraffic(test.c, stages[0], l, Mula)[0] // without the losses, which package train sends
 			if got, want := counts[comm.OpAllToAll], e.Total*int64(4/test.cp); got != want {
 				t.Errorf("cp %d, recompute %s: %d bytes were sent, the formula says %d", test.cp, recompute, got, want)
+			}
+		}
+	}
+}
+
+// Ranks that share matrices send the bytes of the formula.
+func TestTensorTrafficIsCounted(t *testing.T) {
+	const rows, length, micro = 2, 8, 2
+	experts, err := moe.Preset("mula-nano")
+	if err != nil {
+		t.Fatal(err)
+	}
+	experts.Architecture = moe.Qwen3MoE
+	dense := experts
+	dense.Architecture, dense.Experts, dense.ExpertsPerToken, dense.RouterAuxLossCoef = moe.Llama, 0, 0, 0
+	for _, test := range []struct {
+		c  moe.Config
+		tp int
+	}{{experts, 2}, {dense, 2}, {dense, 4}} {
+		for _, recompute := range []moe.Recompute{moe.RecomputeNone, moe.RecomputeExperts, moe.RecomputeLayers} {
+			l := Layout{Shape: shape(1, 1, 1).With(comm.TP, test.tp), Optimizer: EPSO, Dispatch: moe.AllToAll,
+				BatchSize: rows * micro, MicroBatchSize: rows, SequenceLength: length, Recompute: recompute}
+			counts := run(t, test.tp, func(ctx context.Context, world *comm.Comm) (*comm.Comm, error) {
+				device := cpu.New(1, xpu.FP32)
+				defer device.Close()
+				mesh, err := comm.NewMesh(ctx, world, l.Shape)
+				if err != nil {
+					return nil, err
+				}
+				sequence, err := mesh.Split(ctx, comm.Data)
+				if err != nil {
+					return nil, err
+				}
+				m, err := moe.NewParallel(test.c, device, moe.Parallel{Mesh: mesh, Sequence: sequence,
+					Heads: comm.NewSingle()})
+				if err != nil {
+					return nil, err
+				}
+				m.SetRecompute(recompute)
+				for range micro {
+					if _, err := m.Backward(ctx, moe.Batch{Rows: rows, SequenceLength: length,
+						Tokens: make([]uint32, rows*(length+1))}, moe.BackwardOptions{}); err != nil {
+						return nil, err
+					}
+				}
+				return mesh.Group(comm.TP), nil
+			})
+			stages, err := Stages(test.c, l)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, e := range tensorTraffic(test.c, stages[0], l, Mula) {
+				if got := counts[e.Operation]; got != e.Total || got == 0 {
+					t.Errorf("tp %d, %d experts, recompute %s, %s: %d bytes were sent, the formula says %d", test.tp,
+						test.c.Experts, recompute, e.Name, got, e.Total)
+				}
 			}
 		}
 	}

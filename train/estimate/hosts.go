@@ -1,34 +1,39 @@
 package estimate
 
-import "mula/xpu/comm"
+import (
+	"slices"
+
+	"mula/xpu/comm"
+)
 
 // inHost returns the number of ranks of a group on one host, if ranks fill hosts of perHost ranks
 // one after the other.
 func (l Layout) inHost(g comm.Axes, perHost int) int {
-	replicas := min(l.Size(comm.Replicas), max(1, perHost/(l.Size(comm.PP)*l.Size(comm.EP))))
-	switch g {
-	case comm.EP:
-		return min(l.Size(comm.EP), perHost)
-	case comm.Replicas:
-		return replicas
-	case comm.Data:
-		return min(l.Size(comm.EP), perHost) * replicas
-	case comm.PP:
-		return min(l.Size(comm.PP), max(1, perHost/l.Size(comm.EP)))
+	if g == comm.World {
+		return min(l.Size(g), perHost)
 	}
-	return min(l.Size(g), perHost)
+	n, ranks := 1, 1 // of the group on one host; consecutive ranks with different coordinates so far
+	axes := comm.AllAxes()
+	for _, axis := range slices.Backward(axes) {
+		if size := l.Size(axis); g&axis != 0 {
+			n *= min(size, max(1, perHost/ranks))
+		}
+		ranks *= l.Size(axis)
+	}
+	return n
 }
 
 // partialSum returns the number of ranks whose sum a host with a ranks of a group sends: the
 // largest stage of the order of sums that fits into the host.
 func (l Layout) partialSum(g comm.Axes, a int) int {
 	sum := 1
-	for _, stage := range []struct {
-		group comm.Axes
-		ranks int
-	}{{comm.Replicas, l.SumReplicas}, {comm.Data, l.Size(comm.EP)}, {comm.Data, l.Size(comm.EP) * l.SumReplicas}} {
-		if stage.group == g && stage.ranks > 0 && a%stage.ranks == 0 {
-			sum = stage.ranks
+	if g&comm.ExpertDP == 0 || g&comm.PP != 0 {
+		return sum
+	}
+	inner := l.Size(g &^ comm.ExpertDP)
+	for _, stage := range []int{inner, inner * l.SumReplicas} {
+		if stage > 0 && a%stage == 0 {
+			sum = stage
 		}
 	}
 	return sum

@@ -68,12 +68,13 @@ func (l Layout) MarshalJSON() ([]byte, error) {
 		DP int `json:"dp"`
 		EP int `json:"ep"`
 		PP int `json:"pp"`
+		TP int `json:"tp"`
 		fields
-	}{l.Size(comm.ExpertDP), l.Size(comm.EP), l.Size(comm.PP), fields(l)})
+	}{l.Size(comm.ExpertDP), l.Size(comm.EP), l.Size(comm.PP), l.Size(comm.TP), fields(l)})
 }
 
-// DataRanks is the number of ranks that have the same replicated weights. Without context
-// parallelism it is the data-parallel size, as in Megatron.
+// DataRanks is the number of ranks that have the same replicated weights. Without context and
+// tensor parallelism it is the data-parallel size, as in Megatron.
 func (l Layout) DataRanks() int { return l.Size(comm.Data) }
 
 func (l Layout) virtualStages() int { return max(1, l.VirtualStages) }
@@ -81,14 +82,17 @@ func (l Layout) virtualStages() int { return max(1, l.VirtualStages) }
 func (l Layout) sequenceRanks() int { return max(1, l.SequenceRanks) }
 
 // readers is the number of blocks of sequences in a step.
-func (l Layout) readers() int { return l.DataRanks() / l.sequenceRanks() }
+func (l Layout) readers() int { return l.DataRanks() / l.rowRanks() }
+
+// rowRanks is the number of ranks that share the tokens of each sequence.
+func (l Layout) rowRanks() int { return l.sequenceRanks() * l.Size(comm.TP) }
 
 // Sequences is the number of sequences of a data rank per step. It computes all their tokens, or an
 // equal part of each sequence.
 func (l Layout) Sequences() int { return l.BatchSize / l.readers() }
 
 // rowTokens is the number of tokens of a sequence that a rank computes.
-func (l Layout) rowTokens() int { return l.SequenceLength / l.sequenceRanks() }
+func (l Layout) rowTokens() int { return l.SequenceLength / l.rowRanks() }
 
 // tokens is the number of tokens of a data rank per step.
 func (l Layout) tokens() int64 { return int64(l.Sequences()) * int64(l.rowTokens()) }
@@ -107,8 +111,7 @@ func (l Layout) check(c moe.Config) error {
 		v, limit int
 	}{
 		{"expert_dp", l.Size(comm.ExpertDP), 1 << 24}, {"ep", l.Size(comm.EP), 1 << 12},
-		{"pp", l.Size(comm.PP), 1 << 10}, {"batch size", l.BatchSize,
-			1 << 30},
+		{"pp", l.Size(comm.PP), 1 << 10}, {"tp", l.Size(comm.TP), 1 << 12}, {"batch size", l.BatchSize, 1 << 30},
 		{"micro-batch size", l.MicroBatchSize, 1 << 20}, {"sequence length", l.SequenceLength, 1 << 28},
 	} {
 		if f.v < 1 || f.v > f.limit {
@@ -128,22 +131,35 @@ func (l Layout) check(c moe.Config) error {
 	if n := l.SumReplicas; n > 0 && l.Size(comm.ExpertDP)%n != 0 {
 		return fmt.Errorf("sum_replicas is %d; it must divide expert_dp, which is %d", n, l.Size(comm.ExpertDP))
 	}
+	if tp := l.Size(comm.TP); tp > 1 {
+		switch n := l.rowRanks(); {
+		case l.Optimizer == SO:
+			return fmt.Errorf("optimizer is %q, which needs tp 1; tp is %d", SO, tp)
+		case l.SequenceLength%n != 0:
+			return fmt.Errorf("tp is %d; tp·cp = %d must divide the sequence length, which is %d", tp, n,
+				l.SequenceLength)
+		}
+		if err := c.CheckSequenceRanks(l.rowRanks()); err != nil {
+			return fmt.Errorf("tp·cp is %d, but %w", l.rowRanks(), err)
+		}
+	}
+	ranks := l.Size(comm.Slices)
 	if n := l.sequenceRanks(); n > 1 {
 		switch {
-		case l.DataRanks()%n != 0:
-			return fmt.Errorf("cp is %d; it must divide the %d data ranks (expert_dp·ep)", n, l.DataRanks())
+		case ranks%n != 0:
+			return fmt.Errorf("cp is %d; it must divide the %d data ranks (expert_dp·ep)", n, ranks)
 		case l.SequenceLength%n != 0:
 			return fmt.Errorf("cp is %d; it must divide the sequence length, which is %d", n, l.SequenceLength)
 		case l.BatchSize%l.readers() != 0:
 			return fmt.Errorf("the batch has %d sequences, which is not a multiple of the %d data ranks "+
-				"(expert_dp·ep) divided by cp, which is %d", l.BatchSize, l.DataRanks(), n)
+				"(expert_dp·ep) divided by cp, which is %d", l.BatchSize, ranks, n)
 		}
 		if err := c.CheckSequenceRanks(n); err != nil {
 			return fmt.Errorf("cp is %d, but %w", n, err)
 		}
-	} else if l.BatchSize%l.DataRanks() != 0 {
+	} else if l.BatchSize%ranks != 0 {
 		return fmt.Errorf("the batch has %d sequences, which is not a multiple of the %d data ranks (expert_dp·ep); "+
-			"make it a multiple of %d", l.BatchSize, l.DataRanks(), l.DataRanks())
+			"make it a multiple of %d", l.BatchSize, ranks, ranks)
 	}
 	for _, f := range []struct {
 		name, v string
@@ -241,15 +257,17 @@ type Stage struct {
 	ExpertLayers int   `json:"expert_layers"` // of these, layers with experts
 	PerLayer     int64 `json:"per_layer"`     // replicated weights of a layer, the most of a layer
 	Head         bool  `json:"head"`          // the stage computes the logits
-	// weights that every rank of the stage has: attention, norms, router, embedding and head
+	// weights that every rank of the stage has: attention, norms, router, embedding and head, but
+	// not Sliced
 	Replicated int64 `json:"replicated"`
 	Divided    int64 `json:"divided"` // weights of the rank's own experts
+	Sliced     int64 `json:"sliced"`  // weights of the rank's slices of matrices, with tp
 
 	inLayers int64 // the part of Replicated that is in layers
 }
 
 // Elements is the number of weights on the rank.
-func (s Stage) Elements() int64 { return s.Replicated + s.Divided }
+func (s Stage) Elements() int64 { return s.Replicated + s.Divided + s.Sliced }
 
 // Stages divides a model into the stages of a layout; see [moe.Config.StageGroups]. The
 // first stage also has the embedding, and the last stage the final norm and the head. With tied
@@ -264,12 +282,14 @@ func Stages(c moe.Config, l Layout) ([]Stage, error) {
 // stages is Stages for a valid layout.
 func stages(c moe.Config, l Layout) []Stage {
 	embedding, norm := int64(c.VocabSize)*int64(c.HiddenSize), int64(c.NormWeights())
+	shared, sliced := c.SlicedWeights(l.Size(comm.TP))
 	stages := make([]Stage, l.Size(comm.PP))
 	for i := range stages {
 		numbers := c.StageLayers(i, l.Size(comm.PP), l.VirtualStages)
-		s := Stage{Layers: len(numbers)}
+		s := Stage{Layers: len(numbers), Sliced: int64(len(numbers)) * sliced}
 		for _, layer := range numbers {
 			replicated, expert := c.LayerParameters(layer)
+			replicated -= shared
 			s.PerLayer = max(s.PerLayer, replicated)
 			s.Replicated += replicated
 			s.inLayers += replicated

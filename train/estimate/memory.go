@@ -93,9 +93,10 @@ func StageMemory(c moe.Config, l Layout, t Trainer, i int) Memory {
 // may differ by a few blocks.
 func stateBytes(c moe.Config, l Layout, t Trainer, s Stage, i int) int64 {
 	if t.TensorState == nil {
-		return t.Scratch + int64(float64(t.State)*Stepped(s.Replicated, s.Divided, l)+0.5)
+		return t.Scratch + int64(float64(t.State)*Stepped(s, l)+0.5)
 	}
-	var replicated, experts int64
+	tp := l.Size(comm.TP)
+	var replicated, experts, sliced int64
 	for _, tensor := range c.StageTensors(i, l.Size(comm.PP), l.VirtualStages) {
 		if !moe.Trained(tensor.Name) {
 			continue
@@ -104,20 +105,25 @@ func stateBytes(c moe.Config, l Layout, t Trainer, s Stage, i int) int64 {
 		if t.Master {
 			perWeight += masterBytes
 		}
-		if bytes := tensor.Elements() * int64(perWeight); moe.OfExpert(tensor.Name) {
+		switch bytes := tensor.Elements() * int64(perWeight); {
+		case moe.OfExpert(tensor.Name):
 			experts += bytes
-		} else {
+		case tp > 1 && c.Sliced(tensor.Name) >= 0:
+			sliced += bytes
+		default:
 			replicated += bytes
 		}
 	}
-	replicas, data := 1, 1 // ranks that share the update of an expert weight, and of a replicated weight
+	// ranks that share the update of an expert weight, of a replicated weight, and of a slice
+	replicas, data, slices := 1, 1, 1
 	switch l.Optimizer {
 	case SO:
 		replicas, data = l.Size(comm.Replicas), l.Size(comm.Replicas)
 	case EPSO:
-		replicas, data = l.Size(comm.Replicas), l.Size(comm.Data)
+		replicas, data, slices = l.Size(comm.Replicas), l.Size(comm.Data), l.Size(comm.Slices)
 	}
-	return t.Scratch + over(replicated, int64(data)) + over(over(experts, int64(l.Size(comm.EP))), int64(replicas))
+	return t.Scratch + over(replicated, int64(data)) + over(over(experts, int64(l.Size(comm.EP))), int64(replicas)) +
+		over(over(sliced, int64(tp)), int64(slices))
 }
 
 // savedBytes returns the size of a model's weights and their state in a checkpoint, as float32.
@@ -146,7 +152,7 @@ func stageBytes(c moe.Config, l Layout, t Trainer) int64 {
 	if l.Size(comm.PP) == 1 {
 		return 0
 	}
-	return 2 * int64(l.microBatch()) * int64(l.SequenceLength) * int64(c.HiddenSize) * int64(t.Activations)
+	return 2 * int64(l.microBatch()) * int64(l.rowTokens()) * int64(c.HiddenSize) * int64(t.Activations)
 }
 
 // roundedBytes returns the size of the buffer for the rounded gradients of a bucket.
@@ -158,6 +164,9 @@ func roundedBytes(c moe.Config, l Layout, t Trainer, s Stage) int64 {
 	most = max(most, s.PerLayer)
 	if l.Size(comm.Replicas) > 1 {
 		most = max(most, s.divided())
+	}
+	if l.Size(comm.Slices) > 1 {
+		most = max(most, s.Sliced/int64(s.Layers))
 	}
 	return int64(t.Gradients) * most
 }
@@ -184,12 +193,19 @@ func SumBytes(c moe.Config, l Layout, t Trainer, stage int) int64 {
 	// tensor: elements of the largest tensor; norm: elements of the final norm
 	type bucket struct{ elements, tensor, norm int64 }
 	var layers []bucket // without experts
+	tp := int64(l.Size(comm.TP))
+	shared, _ := c.SlicedWeights(int(tp))
 	for _, i := range c.StageLayers(stage, l.Size(comm.PP), l.VirtualStages) {
 		elements, expert := c.LayerParameters(i)
-		largest := h * q
-		if expert > 0 {
+		elements -= shared
+		largest := h
+		if tp == 1 {
+			largest = h * q
+		}
+		switch {
+		case expert > 0:
 			largest = max(largest, h*int64(c.Experts))
-		} else {
+		case tp == 1:
 			largest = max(largest, h*int64(c.ActiveWidth(i)))
 		}
 		if b := (bucket{elements, largest, 0}); !slices.Contains(layers, b) {
@@ -197,6 +213,13 @@ func SumBytes(c moe.Config, l Layout, t Trainer, stage int) int64 {
 		}
 	}
 	experts, end := bucket{s.divided(), h * int64(c.IntermediateSize), 0}, bucket{}
+	sliced := bucket{elements: s.Sliced / int64(s.Layers)}
+	if tp > 1 {
+		sliced.tensor = h * q / tp
+		if c.Dense() {
+			sliced.tensor = h * max(q, int64(c.IntermediateSize)) / tp
+		}
+	}
 	if n, norm := s.end(c); n > 0 {
 		end = bucket{n, vocabulary, norm}
 	}
@@ -205,7 +228,7 @@ func SumBytes(c moe.Config, l Layout, t Trainer, stage int) int64 {
 	// equal part, or complete blocks or tensors.
 	of := func(g comm.Axes, even bool, buckets ...bucket) int64 {
 		ranks := l.Size(g)
-		if ranks == 1 {
+		if ranks == 1 || g == comm.Slices && l.Size(comm.TP) == 1 {
 			return 0
 		}
 		var part int64
@@ -226,11 +249,11 @@ func SumBytes(c moe.Config, l Layout, t Trainer, stage int) int64 {
 	}
 	switch l.Optimizer {
 	case Unsharded:
-		return of(comm.Data, true, replicated...) + of(comm.Replicas, true, experts)
+		return of(comm.Data, true, replicated...) + of(comm.Replicas, true, experts) + of(comm.Slices, true, sliced)
 	case SO:
 		return of(comm.EP, true, replicated...) + of(comm.Replicas, false, append(replicated, experts)...)
 	}
-	return of(comm.Data, false, replicated...) + of(comm.Replicas, false, experts)
+	return of(comm.Data, false, replicated...) + of(comm.Replicas, false, experts) + of(comm.Slices, false, sliced)
 }
 
 // over returns n/by, rounded up.

@@ -98,27 +98,24 @@ func ComparePublished() ([]Comparison, error) {
 		if err != nil {
 			return nil, err
 		}
-		var replicated, divided int64
+		var all Stage
 		for _, s := range so.Stages {
-			replicated += s.Replicated
-			divided += s.Divided
+			all.Replicated += s.Replicated
+			all.Divided += s.Divided
 		}
-		ratio := func(replicated, divided int64) float64 {
-			return Stepped(replicated, divided, so.Layout) / Stepped(replicated, divided, epso.Layout)
-		}
+		ratio := func(s Stage) float64 { return Stepped(s, so.Layout) / Stepped(s, epso.Layout) }
 		add(run.model, "optimizer step, SO / EPSO", run.step, so.Time.OptimizerStep()/epso.Time.OptimizerStep(),
 			"time of gradients, update and weights on the slowest stage; rests on node_efficiency and "+
 				"network_efficiency, which were chosen with this ratio in sight"+
 				map[bool]string{true: ". Less was gained than any count of ours explains: costs that do not depend " +
 					"on the scheme are not in the model"}[run.model == "mula-220b-a10b"])
-		add(run.model, "weights updated, SO / EPSO", run.step, ratio(replicated, divided),
+		add(run.model, "weights updated, SO / EPSO", run.step, ratio(all),
 			"1 + (EP-1)·f over the whole model; exact, but the update itself is a few milliseconds: the step is "+
 				"exchange")
 		if run.pp > 1 {
-			add(run.model, "weights updated, first stage", run.step, ratio(so.Stages[0].Replicated,
-				so.Stages[0].Divided), "the stage with the embedding")
-			add(run.model, "weights updated, middle stage", run.step, ratio(so.Stages[1].Replicated,
-				so.Stages[1].Divided), "a stage of layers alone")
+			add(run.model, "weights updated, first stage", run.step, ratio(so.Stages[0]),
+				"the stage with the embedding")
+			add(run.model, "weights updated, middle stage", run.step, ratio(so.Stages[1]), "a stage of layers alone")
 		}
 		add(run.model, "bytes sent, SO / EPSO", run.step, so.Sent(ForGradients, ForWeights)/epso.Sent(ForGradients,
 			ForWeights),

@@ -20,17 +20,21 @@ type Point struct {
 	Efficiency float64 `json:"efficiency"`
 }
 
-// Scaling estimates runs of from, 2·from, 4·from, … and to ranks, with the layout's ep and pp. With
-// strong, all runs have the layout's batch size (strong scaling). Otherwise every data rank keeps
-// its number of sequences (weak scaling), as in the Mula runs.
+// Scaling estimates runs of from, 2·from, 4·from, … and to ranks, with the layout's ep, pp and tp.
+// With strong, all runs have the layout's batch size (strong scaling). Otherwise every data rank
+// keeps its number of sequences (weak scaling), as in the Mula runs.
 func Scaling(in Input, from, to int, strong bool) ([]Point, error) {
 	if err := in.Layout.check(in.Config); err != nil {
 		return nil, err
 	}
 	slice := in.Layout.Size(comm.World &^ comm.ExpertDP)
+	axes := "ep·pp"
+	if in.Layout.Size(comm.TP) > 1 {
+		axes += "·tp"
+	}
 	if from < 1 || to < from || from%slice != 0 || to%slice != 0 {
-		return nil, fmt.Errorf("ranks from %d to %d: both must be multiples of ep·pp = %d, and the second must not be "+
-			"below the first", from, to, slice)
+		return nil, fmt.Errorf("ranks from %d to %d: both must be multiples of %s = %d, and the second must not be "+
+			"below the first", from, to, axes, slice)
 	}
 	sequences := in.Layout.Sequences()
 	var points []Point

@@ -14,6 +14,7 @@ type Time struct {
 	Compute   float64 `json:"compute"`   // forward and backward, including recomputation
 	Dispatch  float64 `json:"dispatch"`  // tokens to their experts and back
 	Sequences float64 `json:"sequences"` // attention heads, between ranks that share sequences
+	Tensor    float64 `json:"tensor"`    // tokens, between ranks that share matrices
 	Stages    float64 `json:"stages"`    // hidden states from stage to stage
 	Bubble    float64 `json:"bubble"`    // waiting for the first and the last micro-batches of other stages
 	Gradients float64 `json:"gradients"` // sums over ranks
@@ -23,7 +24,9 @@ type Time struct {
 }
 
 // Passes is the time of the forward and backward passes.
-func (t Time) Passes() float64 { return t.Compute + t.Dispatch + t.Sequences + t.Stages + t.Bubble }
+func (t Time) Passes() float64 {
+	return t.Compute + t.Dispatch + t.Sequences + t.Tensor + t.Stages + t.Bubble
+}
 
 // OptimizerStep is the time of gradients, update and weights.
 func (t Time) OptimizerStep() float64 { return t.Gradients + t.Update + t.Weights }
@@ -43,6 +46,7 @@ func Parts() []Part {
 		{"compute", func(t Time) float64 { return t.Compute }},
 		{"dispatch", func(t Time) float64 { return t.Dispatch }},
 		{"sequences", func(t Time) float64 { return t.Sequences }},
+		{"tensor", func(t Time) float64 { return t.Tensor }},
 		{"between stages", func(t Time) float64 { return t.Stages }},
 		{"pipeline bubble", func(t Time) float64 { return t.Bubble }},
 		{"gradients", func(t Time) float64 { return t.Gradients }},

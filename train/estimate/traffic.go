@@ -18,6 +18,7 @@ type Purpose string
 const (
 	ForDispatch  Purpose = "dispatch"  // tokens to their experts and back, forward and backward
 	ForSequences Purpose = "sequences" // heads of the attention, between ranks that share sequences
+	ForTensor    Purpose = "tensor"    // tokens before and after products whose matrices ranks share
 	ForPipeline  Purpose = "pipeline"  // hidden states and their gradients between stages
 	ForGradients Purpose = "gradients" // sums over ranks
 	ForWeights   Purpose = "weights"   // from their owners to the other ranks that have them
@@ -50,11 +51,11 @@ func exchange(purpose Purpose, o comm.Operation, g comm.Axes, ranks, calls int, 
 		Total: total}
 }
 
-// OptimizerTraffic returns the exchanges of gradients and weights per step. replicated and divided
-// are the numbers of replicated weights and expert weights of a rank. Each entry describes the
-// rank's own group. [WorldVotes] has the norm of the gradients.
-func OptimizerTraffic(replicated, divided int64, l Layout, t Trainer) []Exchange {
+// OptimizerTraffic returns the exchanges of gradients and weights of a stage per step. Each entry
+// describes the rank's own group. [WorldVotes] has the norm of the gradients.
+func OptimizerTraffic(s Stage, l Layout, t Trainer) []Exchange {
 	var out []Exchange
+	replicated, divided := s.Replicated, s.Divided
 	add := func(purpose Purpose, o comm.Operation, g comm.Axes, elements int64) {
 		n := int64(l.Size(g))
 		total := elements * (n - 1)
@@ -74,6 +75,7 @@ func OptimizerTraffic(replicated, divided int64, l Layout, t Trainer) []Exchange
 	case Unsharded:
 		add(ForGradients, comm.OpAllReduce, comm.Data, replicated)
 		add(ForGradients, comm.OpAllReduce, comm.Replicas, divided)
+		add(ForGradients, comm.OpAllReduce, comm.Slices, s.Sliced)
 	case SO:
 		add(ForGradients, comm.OpAllReduce, comm.EP, replicated)
 		add(ForGradients, comm.OpReduceScatter, comm.Replicas, replicated+divided)
@@ -81,8 +83,10 @@ func OptimizerTraffic(replicated, divided int64, l Layout, t Trainer) []Exchange
 	case EPSO:
 		add(ForGradients, comm.OpReduceScatter, comm.Data, replicated)
 		add(ForGradients, comm.OpReduceScatter, comm.Replicas, divided)
+		add(ForGradients, comm.OpReduceScatter, comm.Slices, s.Sliced)
 		add(ForWeights, comm.OpAllGather, comm.Data, replicated)
 		add(ForWeights, comm.OpAllGather, comm.Replicas, divided)
+		add(ForWeights, comm.OpAllGather, comm.Slices, s.Sliced)
 	}
 	return out
 }
@@ -150,7 +154,45 @@ func (l Layout) keepsLast(microBatches int64) bool {
 // of the sequences, 8 bytes each. A layer whose buffers no other layer has used since its forward
 // pass does not exchange its queries, keys and values again. For other trainers it returns nil.
 func sequenceTraffic(c moe.Config, s Stage, l Layout, t Trainer) []Exchange {
-	n := int64(l.sequenceRanks())
+	n, all := int64(l.sequenceRanks()), int64(l.rowRanks())
+	if all == 1 || !t.Own {
+		return nil
+	}
+	var out []Exchange
+	if n > 1 {
+		micro, depth := int64(l.MicroBatches()), int64(s.Layers)
+		again := depth
+		if l.keepsLast(micro) {
+			again-- // the last layer
+		}
+		queries, heads := int64(c.QueryWidth()), int64(c.QueryWidth()+2*c.KVWidth())
+		width, calls := 2*depth*(heads+queries)+again*heads, 4*depth+again
+		if l.Recompute == moe.RecomputeLayers {
+			width, calls = width+again*queries, calls+again
+		}
+		group := comm.Data
+		if all > n {
+			group = comm.Slices
+		}
+		// A rank keeps its own part.
+		total := l.tokens() * width * int64(t.Activations) * (n - 1)
+		out = append(out, exchange(ForSequences, comm.OpAllToAll, group, int(n), int(micro*calls), total))
+	}
+	if s.Head {
+		out = append(out, exchange(ForSequences, comm.OpAllReduce, comm.Data, int(all), 1,
+			2*8*int64(l.Sequences())*(all-1)))
+	}
+	return out
+}
+
+// tensorTraffic returns the exchanges per step between ranks that share matrices, for a rank of a
+// stage. A rank sends its tokens' hidden states, in all-gathers, and its products for the tokens of
+// the others, in reduce-scatters. In each layer the attention does this once in the forward pass.
+// In the backward pass it gathers twice: the gradients of its output, and again its input. So does
+// a dense feed-forward block. Recomputation repeats the forward pass, without the products after a
+// dense block. For other trainers it returns nil.
+func tensorTraffic(c moe.Config, s Stage, l Layout, t Trainer) []Exchange {
+	n := int64(l.Size(comm.TP))
 	if n == 1 || !t.Own {
 		return nil
 	}
@@ -159,19 +201,20 @@ func sequenceTraffic(c moe.Config, s Stage, l Layout, t Trainer) []Exchange {
 	if l.keepsLast(micro) {
 		again-- // the last layer
 	}
-	queries, all := int64(c.QueryWidth()), int64(c.QueryWidth()+2*c.KVWidth())
-	width, calls := 2*depth*(all+queries)+again*all, 4*depth+again
+	gathers, sums := 3*depth, 2*depth
+	if c.Dense() {
+		gathers, sums = 2*gathers, 2*sums
+		if l.Recompute != moe.RecomputeNone {
+			gathers += again
+		}
+	}
 	if l.Recompute == moe.RecomputeLayers {
-		width, calls = width+again*queries, calls+again
+		gathers, sums = gathers+again, sums+again
 	}
-	// A rank keeps its own part.
-	total := l.tokens() * width * int64(t.Activations) * (n - 1)
-	out := []Exchange{exchange(ForSequences, comm.OpAllToAll, comm.Data, int(n), int(micro*calls), total)}
-	if s.Head {
-		out = append(out, exchange(ForSequences, comm.OpAllReduce, comm.Data, int(n), 1,
-			2*8*int64(l.Sequences())*(n-1)))
-	}
-	return out
+	// of all ranks in one exchange in each micro-batch: each has l.tokens
+	total := n * l.tokens() * int64(c.HiddenSize) * int64(t.Activations) * (n - 1)
+	return []Exchange{exchange(ForTensor, comm.OpAllGather, comm.TP, int(n), int(micro*gathers), gathers*total),
+		exchange(ForTensor, comm.OpReduceScatter, comm.TP, int(n), int(micro*sums), sums*total)}
 }
 
 // PipelineTraffic returns the exchanges between stages per step: hidden states of each micro-batch
@@ -264,7 +307,7 @@ func WorldVotes(c moe.Config, l Layout, t Trainer) []Exchange {
 		return append(out, exchange(ForVotes, comm.OpAllReduce, comm.World, int(n), 3, 2*(2*8+exactSum)*(n-1)))
 	}
 	return append(out, exchange(ForVotes, comm.OpAllReduce, comm.World, int(n), 2, 2*2*8*(n-1)),
-		exchange(ForVotes, comm.OpAllGather, comm.World, int(n), 1, 8*normBlocks(c)*(n-1)))
+		exchange(ForVotes, comm.OpAllGather, comm.World, int(n), 1, 8*normBlocks(c, l)*(n-1)))
 }
 
 // votesReceived returns the bytes that a rank receives in the exchanges of [StageVotes] and
@@ -319,9 +362,13 @@ func (l Layout) sumReceived(g comm.Axes, rank int, integers int64) int64 {
 }
 
 // normBlocks returns the number of blocks of gradients whose sums of squares are added.
-func normBlocks(c moe.Config) (blocks int64) {
+func normBlocks(c moe.Config, l Layout) (blocks int64) {
 	for _, tensor := range c.TrainedTensors() {
-		blocks += over(tensor.Elements(), xpu.BlockSize)
+		slices := int64(1)
+		if tp := l.Size(comm.TP); tp > 1 && c.Sliced(tensor.Name) >= 0 {
+			slices = int64(tp)
+		}
+		blocks += slices * over(tensor.Elements()/slices, xpu.BlockSize)
 	}
 	return blocks
 }
@@ -349,14 +396,15 @@ func (l Layout) voteBytes(c moe.Config, stage int) (vote, tally, added, counts i
 	return vote, tally, 8 * over(n, int64(64/width)), over(n*int64(width), 8)
 }
 
-// Stepped returns the number of weights that a rank updates: the mean over the ranks that share
-// them.
-func Stepped(replicated, divided int64, l Layout) float64 {
+// Stepped returns the number of weights of a stage that a rank updates: the mean over the ranks
+// that share them.
+func Stepped(s Stage, l Layout) float64 {
 	switch l.Optimizer {
 	case SO:
-		return float64(replicated+divided) / float64(l.Size(comm.Replicas))
+		return float64(s.Replicated+s.Divided) / float64(l.Size(comm.Replicas))
 	case EPSO:
-		return float64(replicated)/float64(l.DataRanks()) + float64(divided)/float64(l.Size(comm.Replicas))
+		return float64(s.Replicated)/float64(l.DataRanks()) + float64(s.Divided)/float64(l.Size(comm.Replicas)) +
+			float64(s.Sliced)/float64(l.Size(comm.Slices))
 	}
-	return float64(replicated + divided)
+	return float64(s.Elements())
 }

@@ -138,8 +138,8 @@ type Group struct {
 	Stage  *comm.Comm // the ranks of [comm.Data] again, for votes
 
 	// Sequence has the ranks that share sequences: consecutive ranks of [comm.Data], which read the
-	// same samples.
-	Sequence *comm.Comm
+	// same samples. Heads has those with the same slices of matrices.
+	Sequence, Heads *comm.Comm
 
 	// Back is a second communicator of [comm.PP], if stages have several groups of layers; or nil.
 	Back *comm.Comm
@@ -154,7 +154,7 @@ type Group struct {
 type Options struct {
 	Fast          bool        // for [comm.Comm.SetFast]
 	InnerReplicas int         // for [comm.Mesh.SetInner]; 0 means 1
-	SequenceRanks int         // ranks that share each sequence; 0 means 1
+	SequenceRanks int         // ranks of Heads; 0 means 1
 	VirtualStages int         // groups of layers of a pipeline stage; 0 means 1
 	Hosts         *comm.Hosts // of all ranks, which then run in this process; nil: their machines
 }
@@ -170,7 +170,10 @@ func New(ctx context.Context, world *comm.Comm, shape comm.Shape, options Option
 		g.Stage, err = mesh.Split(ctx, comm.Data)
 	}
 	if err == nil {
-		g.Sequence, err = mesh.Consecutive(ctx, comm.Data, max(1, options.SequenceRanks))
+		g.Sequence, err = mesh.Consecutive(ctx, comm.Data, max(1, options.SequenceRanks)*mesh.Size(comm.TP))
+	}
+	if g.Heads = g.Sequence; err == nil && mesh.Size(comm.TP) > 1 {
+		g.Heads, err = mesh.Consecutive(ctx, comm.Slices, max(1, options.SequenceRanks))
 	}
 	if err == nil && options.VirtualStages > 1 {
 		g.Back, err = mesh.Split(ctx, comm.PP)
@@ -179,7 +182,7 @@ func New(ctx context.Context, world *comm.Comm, shape comm.Shape, options Option
 		g.Close()
 		return nil, err
 	}
-	for _, group := range []*comm.Comm{g.Group(comm.Replicas), g.Group(comm.Data), g.Within} {
+	for _, group := range []*comm.Comm{g.Group(comm.Replicas), g.Group(comm.Slices), g.Group(comm.Data), g.Within} {
 		group.SetFast(options.Fast)
 	}
 	mesh.SetInner(max(1, options.InnerReplicas))

@@ -386,7 +386,10 @@ func NewSharded(ctx context.Context, config Config, targets int64, device xpu.De
 func (o *Optimizer) countBlocks(sizes []int) {
 	o.first = make([]int, len(sizes)+1)
 	for i, n := range sizes {
-		o.first[i+1] = o.first[i] + (n+blockSize-1)/blockSize
+		o.first[i+1] = o.first[i] + blocksOf(n)
+		if slices := o.sharding.slicesOf(i); slices > 0 {
+			o.first[i+1] = o.first[i] + slices*blocksOf(n/slices)
+		}
 	}
 	o.ratios = make([]ratio, len(sizes))
 	if o.sharding.mesh.Ranks() > 1 {

@@ -22,6 +22,9 @@ import (
 //	            replicas; weights: all-gather there
 //	epso        gradients: reduce-scatter over data (divided: replicas); weights: all-gather there
 //
+// Slices of tensors are divided like divided parameters, among the ranks with the same slices; not
+// with so.
+//
 // Gradients and weights are sent from and to host memory: weights in their type, gradients as
 // float32 or bfloat16. A rank rounds its gradients to bfloat16 once, and sums of bfloat16 are
 // rounded as [comm.Comm] defines. All three schemes sum an element over ep and then over dp, so
@@ -32,6 +35,11 @@ type Sharding struct {
 	// the sums of all blocks, whose number grows with the model. All ranks set it before
 	// [NewSharded].
 	ReducesSums bool
+
+	// Slices has for each tensor of the whole model the number of its slices, which ranks hold; see
+	// [moe.Slice]. 0, or nil for all tensors, means a complete tensor. It is set before
+	// [NewSharded].
+	Slices []int
 
 	scheme  estimate.Scheme
 	mesh    *comm.Mesh
@@ -76,7 +84,7 @@ func NewSharding(mesh *comm.Mesh, within *comm.Comm, scheme estimate.Scheme, who
 	device xpu.Device, parameters []*moe.Parameter, buckets []moe.Bucket) *Sharding {
 	s := &Sharding{scheme: scheme, mesh: mesh, within: within, device: device, sent: sent,
 		owned: make([]ownedRange, len(parameters)), bad: -1}
-	data, replicas := mesh.Group(comm.Data), mesh.Group(comm.Replicas)
+	replicas := mesh.Group(comm.Replicas)
 	number := map[*moe.Parameter]int{}
 	for i, p := range parameters {
 		number[p] = i
@@ -84,17 +92,13 @@ func NewSharding(mesh *comm.Mesh, within *comm.Comm, scheme estimate.Scheme, who
 	}
 	for _, b := range buckets {
 		shard := bucketShard{Bucket: b}
-		alike := replicas // the ranks that own the same range
+		alike := s.holders(b) // the ranks that own the same range
 		switch {
-		case scheme == estimate.Unsharded && !b.Divided:
-			alike = data
 		case scheme == estimate.Unsharded:
 		case scheme == estimate.SO && !b.Divided:
 			shard.group, alike = replicas, within
-		case scheme == estimate.EPSO && !b.Divided:
-			shard.group, alike = data, nil
 		default:
-			shard.group, alike = replicas, nil
+			shard.group, alike = alike, nil
 		}
 		begin, end := 0, b.Weight.Elements()
 		if shard.group != nil {
@@ -159,14 +163,25 @@ func cutBucket(b moe.Bucket, n int, whole bool) []int {
 	return bounds
 }
 
+// slicesOf returns the number of slices of a tensor of the whole model, 0 if it is complete.
+func (s *Sharding) slicesOf(tensor int) int {
+	if s.Slices == nil {
+		return 0
+	}
+	return s.Slices[tensor]
+}
+
+// blocksOf returns the number of blocks of a tensor, or of a slice.
+func blocksOf(elements int) int { return (elements + blockSize - 1) / blockSize }
+
 // countBlocks prepares gatherSums. blocks are the optimizer's blocks, and first has the number of
 // the first block of each tensor of the model. All ranks call it.
 func (s *Sharding) countBlocks(ctx context.Context, blocks []block, parameters []*moe.Parameter, first []int) error {
 	var own []int64
 	for i, b := range blocks {
-		if s.owned[b.tensor].writer {
+		if p := parameters[b.tensor]; s.owned[b.tensor].writer {
 			s.counted = append(s.counted, i)
-			own = append(own, int64(first[parameters[b.tensor].Index]+b.begin/blockSize))
+			own = append(own, int64(first[p.Index]+p.Slice.Rank*blocksOf(p.Weight.Elements())+b.begin/blockSize))
 		}
 	}
 	world := s.mesh.World()
@@ -263,12 +278,7 @@ func (s *Sharding) reduceHalves(ctx context.Context, b *bucketShard, transfers x
 }
 
 // holders returns the ranks that hold the weights of a bucket.
-func (s *Sharding) holders(b moe.Bucket) *comm.Comm {
-	if b.Divided {
-		return s.mesh.Group(comm.Replicas)
-	}
-	return s.mesh.Group(comm.Data)
-}
+func (s *Sharding) holders(b moe.Bucket) *comm.Comm { return s.mesh.Group(b.Holders()) }
 
 // finiteHalves is [Finite] for bfloat16.
 func finiteHalves(x []comm.BF16) bool {

@@ -123,10 +123,10 @@ func BenchmarkOptimizerStep(b *testing.B) {
 				if err != nil {
 					b.Fatal(err)
 				}
-				for _, e := range estimate.OptimizerTraffic(stages[0].Replicated, stages[0].Divided, l, estimate.Mula) {
+				for _, e := range estimate.OptimizerTraffic(stages[0], l, estimate.Mula) {
 					bytes += e.PerRank()
 				}
-				return estimate.Stepped(stages[0].Replicated, stages[0].Divided, l), bytes
+				return estimate.Stepped(stages[0], l), bytes
 			}
 			soElements, soBytes := predicted(estimate.SO)
 			epsoElements, epsoBytes := predicted(estimate.EPSO)

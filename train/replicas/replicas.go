@@ -33,6 +33,7 @@ type Check struct {
 const (
 	replicatedWeights = iota // by all ranks of a stage
 	expertWeights            // by the ranks that hold the same experts
+	sliceWeights             // by the ranks that hold the same slices of matrices
 	kinds
 )
 
@@ -48,11 +49,14 @@ func New(mesh *comm.Mesh, buckets []moe.Bucket) *Check {
 	}
 	c := &Check{mesh: mesh}
 	for _, b := range buckets {
-		kind, alike := replicatedWeights, mesh.Group(comm.Data)
-		if b.Divided {
-			kind, alike = expertWeights, mesh.Group(comm.Replicas)
+		kind := replicatedWeights
+		switch {
+		case b.Divided:
+			kind = expertWeights
+		case b.Sliced:
+			kind = sliceWeights
 		}
-		if alike.Size() > 1 {
+		if mesh.Group(b.Holders()).Size() > 1 {
 			c.weights[kind] = append(c.weights[kind], b.Weight)
 		}
 	}
@@ -142,7 +146,8 @@ func (d *Difference) Error() string {
 	if d.agree > 0 {
 		agree = fmt.Sprintf("%d of %d ranks agree on different weights", d.agree, d.ranks)
 	}
-	what := [kinds]string{replicatedWeights: "replicated weights", expertWeights: "experts"}[d.kind]
+	what := [kinds]string{replicatedWeights: "replicated weights", expertWeights: "experts",
+		sliceWeights: "slices of matrices"}[d.kind]
 	return fmt.Sprintf("step %d: its %s differ from the other replicas: %s; a machine has computed, stored or sent "+
 		"a weight wrongly; restart the run from its newest checkpoint without that host", d.step, what, agree)
 }
@@ -151,7 +156,11 @@ func (d *Difference) Error() string {
 // first rank of each of its groups. All ranks get the same result.
 func (c *Check) same(ctx context.Context, own stepDigests) (bool, error) {
 	differ := []int64{0} // ranks with another digest
-	for kind, group := range [kinds]comm.Axes{replicatedWeights: comm.Data, expertWeights: comm.Replicas} {
+	for kind, group := range [kinds]comm.Axes{replicatedWeights: comm.Data, expertWeights: comm.Replicas,
+		sliceWeights: comm.Slices} {
+		if len(c.weights[kind]) == 0 { // so it is on all ranks of the group
+			continue
+		}
 		first := own[kind]
 		if err := c.broadcast(ctx, group, first[:]); err != nil {
 			return false, err
@@ -224,6 +233,12 @@ func (c *Check) difference(ctx context.Context, own stepDigests) (*Difference, e
 		for expert := range shape.Size(comm.EP) {
 			alike := shape.Group(shape.At(first, comm.EP, expert), comm.Replicas)
 			if found := differs(expertWeights, alike); found != nil {
+				return found, nil
+			}
+		}
+		for slice := range shape.Size(comm.TP) {
+			alike := shape.Group(shape.At(first, comm.TP, slice), comm.Slices)
+			if found := differs(sliceWeights, alike); found != nil {
 				return found, nil
 			}
 		}

@@ -13,27 +13,30 @@ type Axes uint8
 
 // The axes. The coordinate on the last axis changes fastest with the number of a rank:
 //
-//	rank = (expert_dp·PP + pp)·EP + ep
+//	rank = ((expert_dp·PP + pp)·EP + ep)·TP + tp
 const (
 	ExpertDP Axes = 1 << iota // replicas of every expert
 	PP                        // stages of the pipeline
 	EP                        // ranks that share the experts of a layer
+	TP                        // ranks that share matrices of a layer
 
 	axisCount = iota
 )
 
 // axisNames has the names of the axes in configurations, in the order of the axes.
-var axisNames = [axisCount]string{"expert_dp", "pp", "ep"}
+var axisNames = [axisCount]string{"expert_dp", "pp", "ep", "tp"}
 
 // Groups of several axes, and of one axis under another name.
 const (
-	Replicas = ExpertDP      // ranks with the same experts
-	Data     = Replicas | EP // ranks with the same replicated weights; each has its own samples
+	Replicas = ExpertDP | TP // ranks with the same experts
+	Slices   = ExpertDP | EP // ranks with the same slices of the matrices that [TP] shares
+	Data     = Replicas | EP // ranks with the same replicated weights; each has its own tokens
 	World    = Axes(1<<axisCount - 1)
 )
 
 // groupNames has the names of the groups that a [Mesh] has, apart from the world.
-var groupNames = map[Axes]string{EP: "experts", Replicas: "replicas", Data: "data", PP: "pipeline"}
+var groupNames = map[Axes]string{EP: "experts", Replicas: "replicas", Data: "data", PP: "pipeline",
+	TP: "tensor", Slices: "slices"}
 
 // AllAxes lists the axes.
 func AllAxes() []Axes { return World.list() }
@@ -57,7 +60,8 @@ func (a Axes) String() string {
 	return strings.Join(names, " · ")
 }
 
-// GroupName returns the name of the group: experts, replicas, data, pipeline or world.
+// GroupName returns the name of the group: experts, replicas, data, pipeline, tensor, slices or
+// world.
 func (a Axes) GroupName() string {
 	if a == World {
 		return "world"
@@ -155,10 +159,13 @@ func (s Shape) String() string {
 }
 
 // Product describes the size of a group as a product, as in "expert_dp · ep = 2 · 4 = 8". Each name
-// gets the prefix.
+// gets the prefix. [TP] is not mentioned if it has one rank.
 func (s Shape) Product(group Axes, prefix string) string {
 	var names, sizes []string
 	for _, axis := range group.list() {
+		if axis == TP && s.Size(TP) == 1 {
+			continue
+		}
 		names = append(names, prefix+axis.String())
 		sizes = append(sizes, fmt.Sprint(s.Size(axis)))
 	}
@@ -183,17 +190,29 @@ type copied struct {
 }
 
 // meshGroups lists the groups of a mesh that are created with it.
-var meshGroups = []Axes{EP, Replicas, Data, PP}
+var meshGroups = []Axes{EP, Replicas, Data, PP, TP, Slices}
+
+// groupOf returns the axes of the communicator of a group. If matrices are not shared, [Slices] has
+// the ranks of [Data].
+func (s Shape) groupOf(axes Axes) Axes {
+	if axes == Slices && s.Size(TP) == 1 {
+		return Data
+	}
+	return axes
+}
 
 // NewMesh arranges the ranks of the world. All ranks of the world call it. Sums over the group
-// [Data] are over [EP] first, then over the other axes; see [Mesh.SetInner]. Closing the mesh does
-// not close the world.
+// [Data] are over [TP] and [EP] first, then over the replicas; see [Mesh.SetInner]. Closing the
+// mesh does not close the world.
 func NewMesh(ctx context.Context, world *Comm, shape Shape) (*Mesh, error) {
 	if shape.Ranks() != world.Size() {
 		return nil, fmt.Errorf("a mesh of %s has %d ranks, but the world has %d", shape, shape.Ranks(), world.Size())
 	}
 	m := &Mesh{Shape: shape, world: world, groups: map[Axes]*Comm{}}
 	for _, axes := range meshGroups {
+		if m.groupOf(axes) != axes {
+			continue
+		}
 		group, err := m.split(ctx, axes, m.Size(axes))
 		if err != nil {
 			m.Close()
@@ -205,11 +224,14 @@ func NewMesh(ctx context.Context, world *Comm, shape Shape) (*Mesh, error) {
 	return m, nil
 }
 
-// SetInner sets the number of consecutive replicas of each expert whose sums are computed first, in
-// the groups [Replicas] and [Data]. It must divide the number of replicas.
+// SetInner sets the number of consecutive coordinates of [ExpertDP] whose sums are computed first,
+// in the groups [Replicas], [Slices] and [Data]. It must divide the size of the axis.
 func (m *Mesh) SetInner(replicas int) {
-	m.groups[Replicas].SetInner(replicas)
-	m.groups[Data].SetInner(m.Size(EP), replicas*m.Size(EP))
+	for _, axes := range []Axes{Replicas, Slices, Data} {
+		if n := m.Size(axes &^ ExpertDP); m.groupOf(axes) == axes {
+			m.groups[axes].SetInner(n, replicas*n)
+		}
+	}
 }
 
 // SetHosts sets the hosts of the ranks of the world, for all groups; see [Comm.SetHosts].
@@ -243,9 +265,9 @@ func (m *Mesh) World() *Comm { return m.world }
 // Rank returns the number of this rank.
 func (m *Mesh) Rank() int { return m.world.Rank() }
 
-// Group returns this rank's group: [EP], [PP], [Replicas] or [Data].
+// Group returns this rank's group: [EP], [PP], [TP], [Replicas], [Slices] or [Data].
 func (m *Mesh) Group(axes Axes) *Comm {
-	group := m.groups[axes]
+	group := m.groups[m.groupOf(axes)]
 	if group == nil {
 		panic(fmt.Sprintf("comm: a mesh has no group of the axes %s", axes))
 	}

@@ -18,23 +18,26 @@ func TestShape(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		size := rapid.IntRange(1, 5)
 		dp, pp, ep := size.Draw(t, "expert_dp"), size.Draw(t, "pp"), size.Draw(t, "ep")
-		s := comm.NewShape(map[comm.Axes]int{comm.ExpertDP: dp, comm.PP: pp, comm.EP: ep})
-		if s.Ranks() != dp*pp*ep || s.Size(comm.Data) != dp*ep || s.Size(comm.PP) != pp {
+		tp := rapid.IntRange(1, 3).Draw(t, "tp")
+		s := comm.NewShape(map[comm.Axes]int{comm.ExpertDP: dp, comm.PP: pp, comm.EP: ep, comm.TP: tp})
+		if s.Ranks() != dp*pp*ep*tp || s.Size(comm.Data) != dp*ep*tp || s.Size(comm.PP) != pp ||
+			s.Size(comm.Replicas) != dp*tp || s.Size(comm.Slices) != dp*ep {
 			t.Fatalf("%s has %d ranks, %d data ranks", s, s.Ranks(), s.Size(comm.Data))
 		}
 		for i := range dp {
 			for j := range pp {
-				for k := range ep {
-					rank := (i*pp+j)*ep + k
+				for k := range ep * tp {
+					rank := (i*pp+j)*ep*tp + k
 					if s.Index(rank, comm.ExpertDP) != i || s.Index(rank, comm.PP) != j ||
-						s.Index(rank, comm.EP) != k || s.Index(rank, comm.Data) != i*ep+k ||
+						s.Index(rank, comm.EP) != k/tp || s.Index(rank, comm.TP) != k%tp ||
+						s.Index(rank, comm.Data) != i*ep*tp+k || s.Index(rank, comm.Slices) != i*ep+k/tp ||
 						s.Index(rank, comm.World) != rank {
 						t.Fatalf("%s: wrong coordinates of rank %d", s, rank)
 					}
 				}
 			}
 		}
-		for _, axes := range []comm.Axes{comm.EP, comm.PP, comm.Replicas, comm.Data, comm.World} {
+		for _, axes := range []comm.Axes{comm.EP, comm.PP, comm.TP, comm.Replicas, comm.Slices, comm.Data, comm.World} {
 			for rank := range s.Ranks() {
 				var want []int
 				for other := range s.Ranks() {
@@ -68,7 +71,10 @@ func TestShapeText(t *testing.T) {
 	if got := s.With(comm.PP, 3).String(); got != "expert_dp 2, pp 3, ep 4" {
 		t.Error(got)
 	}
-	if got := comm.Data.String(); got != "expert_dp · ep" {
+	if got := s.With(comm.TP, 3).Product(comm.Data, ""); got != "expert_dp · ep · tp = 2 · 4 · 3 = 24" {
+		t.Error(got)
+	}
+	if got := comm.Slices.String(); got != "expert_dp · ep" {
 		t.Error(got)
 	}
 	if (comm.Shape{}).Ranks() != 1 || (comm.Shape{}) != comm.NewShape(nil) {
@@ -79,6 +85,16 @@ func TestShapeText(t *testing.T) {
 // The communicators of a mesh connect the ranks of [comm.Shape.Group], in that order.
 func TestMesh(t *testing.T) {
 	s := comm.NewShape(map[comm.Axes]int{comm.ExpertDP: 2, comm.PP: 3, comm.EP: 2})
+	for _, s := range []comm.Shape{s, comm.NewShape(map[comm.Axes]int{comm.ExpertDP: 2, comm.EP: 2, comm.TP: 2})} {
+		testMesh(t, s)
+	}
+	if _, err := comm.NewMesh(t.Context(), comm.NewSingle(), s); err == nil {
+		t.Error("a mesh of 12 ranks fits a world of one")
+	}
+}
+
+func testMesh(t *testing.T, s comm.Shape) {
+	t.Helper()
 	together(t, s.Ranks(), func(ctx context.Context, world *comm.Comm) error {
 		m, err := comm.NewMesh(ctx, world, s)
 		if err != nil {
@@ -106,24 +122,21 @@ func TestMesh(t *testing.T) {
 			}
 			return nil
 		}
-		for _, axes := range []comm.Axes{comm.EP, comm.PP, comm.Replicas, comm.Data} {
+		for _, axes := range []comm.Axes{comm.EP, comm.PP, comm.TP, comm.Replicas, comm.Slices, comm.Data} {
 			if err := check(m.Group(axes), axes); err != nil {
 				return err
 			}
 		}
 		return check(second, comm.EP)
 	})
-	if _, err := comm.NewMesh(t.Context(), comm.NewSingle(), s); err == nil {
-		t.Error("a mesh of 12 ranks fits a world of one")
-	}
 }
 
 // A run of one rank has all groups.
 func TestSingleMesh(t *testing.T) {
 	m := comm.NewSingleMesh()
 	defer m.Close()
-	for _, group := range []*comm.Comm{m.World(), m.Group(comm.EP), m.Group(comm.PP), m.Group(comm.Replicas),
-		m.Group(comm.Data)} {
+	for _, group := range []*comm.Comm{m.World(), m.Group(comm.EP), m.Group(comm.PP), m.Group(comm.TP),
+		m.Group(comm.Replicas), m.Group(comm.Slices), m.Group(comm.Data)} {
 		if group.Size() != 1 || group.Rank() != 0 {
 			t.Errorf("rank %d of %d", group.Rank(), group.Size())
 		}

@@ -1,0 +1,275 @@
+package moe
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"mula/xpu"
+	"mula/xpu/comm"
+)
+
+// Tensor parallelism: the n ranks of [comm.TP] share the matrices of the attention, and of a dense
+// feed-forward block (https://arxiv.org/abs/1909.08053). Rank j has the j-th n-th of the heads:
+// rows of the projections to queries, keys and values, and columns of the output projection. It
+// also has the j-th n-th of the width of a dense block: rows of gate and up, and columns of down.
+//
+// The ranks also share each row of a batch, and outside of these products each rank computes only
+// its own tokens (https://arxiv.org/abs/2205.05198): embedding, norms, residual stream, router,
+// experts, head and losses. Before the products, an all-gather collects the tokens of all ranks.
+// After them, a reduce-scatter adds the ranks' products in ascending order of the ranks, and gives
+// each rank its own tokens.
+
+// A Slice is the part of a tensor that a rank of [comm.TP] holds. The zero value is the complete
+// tensor.
+type Slice struct {
+	Axis  int // divided dimension: 0 rows, 1 columns
+	Rank  int
+	Ranks int // number of slices of equal size; 0: the tensor is complete
+}
+
+// Shape returns the shape of the slice of a tensor.
+func (s Slice) Shape(whole []int) []int {
+	shape := slices.Clone(whole)
+	if s.Ranks > 0 {
+		shape[s.Axis] /= s.Ranks
+	}
+	return shape
+}
+
+// whole returns the shape of the complete tensor, given the shape of the slice.
+func (s Slice) whole(shape []int) []int {
+	whole := slices.Clone(shape)
+	if s.Ranks > 0 {
+		whole[s.Axis] *= s.Ranks
+	}
+	return whole
+}
+
+// columns returns the number of columns of a tensor; a vector has one.
+func columns(shape []int) int { return elements(shape[1:]) }
+
+// copy copies elements of a complete tensor to the slice. piece has the tensor's elements from
+// number first on.
+func (s Slice) copy(slice, piece []float32, first int, whole []int) {
+	c := columns(whole)
+	if s.Axis == 0 {
+		begin := elements(whole) / s.Ranks * s.Rank // of the slice
+		if low, high := max(first, begin), min(first+len(piece), begin+len(slice)); low < high {
+			copy(slice[low-begin:], piece[low-first:high-first])
+		}
+		return
+	}
+	width := c / s.Ranks
+	for row := first / c; row*c < first+len(piece); row++ {
+		begin := row*c + width*s.Rank
+		if low, high := max(first, begin), min(first+len(piece), begin+width); low < high {
+			copy(slice[row*width+low-begin:], piece[low-first:high-first])
+		}
+	}
+}
+
+// Sliced returns the dimension in which ranks of [comm.TP] divide a tensor of the complete model,
+// or -1 if each of them holds the complete tensor.
+func (c Config) Sliced(name string) (axis int) {
+	_, name, _ = strings.Cut(strings.TrimPrefix(name, "model.layers."), ".")
+	switch name {
+	case "self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight",
+		"self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias":
+		return 0
+	case "self_attn.o_proj.weight":
+		return 1
+	}
+	if c.moe() {
+		return -1
+	}
+	names := c.family().blockNames()
+	switch gate, up, down := names.network(names.block + "."); name {
+	case gate, up:
+		return 0
+	case down:
+		return 1
+	}
+	return -1
+}
+
+// slice returns the part of a tensor that this rank holds.
+func (p Parallel) slice(c Config, name string) Slice {
+	rank, ranks := p.tensorRanks()
+	axis := c.Sliced(name)
+	if ranks == 1 || axis < 0 {
+		return Slice{}
+	}
+	return Slice{Axis: axis, Rank: rank, Ranks: ranks}
+}
+
+// tensorRanks returns the number of this rank in the group [comm.TP], and the size of the group.
+func (p Parallel) tensorRanks() (rank, ranks int) {
+	return p.Mesh.OwnIndex(comm.TP), p.Mesh.Size(comm.TP)
+}
+
+// sliced returns a configuration with the sizes of the slices of one of n ranks of [comm.TP].
+func (c Config) sliced(n int) Config {
+	if n == 1 {
+		return c
+	}
+	c.HeadSize = c.HeadDim()
+	c.Heads, c.KVHeads = c.Heads/n, c.KVHeads/n
+	if !c.moe() {
+		c.IntermediateSize /= n
+	}
+	return c
+}
+
+// checkTensorRanks returns what prevents n ranks from sharing the matrices of a layer, or "".
+func (c Config) checkTensorRanks(n int) string {
+	switch {
+	case n == 1:
+	case c.family().qkNorm == normOfTokens:
+		return fmt.Sprintf("but %s models have norms over all heads of a token; must be 1", c.Architecture)
+	case c.latent():
+		return fmt.Sprintf("but %s models have latent attention; must be 1", c.Architecture)
+	case c.SharedSize > 0:
+		return "but the model has shared experts; must be 1"
+	case c.moe() && c.DenseLayers != "":
+		return "but only some layers of the model have experts; must be 1"
+	case c.KVHeads%n != 0:
+		return fmt.Sprintf("which does not divide num_key_value_heads %d", c.KVHeads)
+	case !c.moe() && c.IntermediateSize%n != 0:
+		return fmt.Sprintf("which does not divide intermediate_size %d", c.IntermediateSize)
+	}
+	return ""
+}
+
+// SlicedWeights returns the number of weights of a layer that n ranks of [comm.TP] divide, and the
+// number that each of them holds.
+func (c Config) SlicedWeights(n int) (all, each int64) {
+	if n == 1 {
+		return 0, 0
+	}
+	h, q, kv := int64(c.HiddenSize), int64(c.QueryWidth()), int64(c.KVWidth())
+	all = 2*h*q + 2*h*kv
+	if c.family().qkvBias {
+		all += q + 2*kv
+	}
+	if !c.moe() {
+		all += 3 * h * int64(c.IntermediateSize)
+	}
+	return all, all / int64(n)
+}
+
+// allTokens are the operands of products over the tokens of all ranks of [comm.TP]; absent without
+// such ranks. T' = n·T.
+type allTokens struct {
+	h xpu.Tensor // [T', H] input of a block
+	y xpu.Tensor // [T', H] this rank's part of the output of a block, or a gradient of the output
+}
+
+// cut allocates the buffers of a pass from a.
+func (w *allTokens) cut(c Config, p passShape, a *arena) {
+	*w = allTokens{}
+	if p.tensor > 1 {
+		w.h, w.y = a.f32(p.blockTokens(), c.HiddenSize), a.f32(p.blockTokens(), c.HiddenSize)
+	}
+}
+
+// A collector exchanges tokens between the ranks of [comm.TP].
+type collector struct {
+	own, all []float32 // if the device does not share memory with the host
+	ranked   []float32 // [n, rows, S, H] tokens of all ranks; unused with one row
+	bounds   []int
+}
+
+// ranked returns host memory for the tokens of all ranks in the order of the ranks, and the bounds
+// of each rank's. With one row, that is the order of all.
+func (m *Model) ranked(all []float32) (ranked []float32, bounds []int) {
+	e, n := &m.collector, m.ws.shape.tensor
+	ranked, bounds = all, room(&e.bounds, n+1)
+	if m.ws.shape.rows != 1 {
+		ranked = room(&e.ranked, len(all))
+	}
+	for r := range bounds {
+		bounds[r] = len(all) / n * r
+	}
+	return ranked, bounds
+}
+
+// eachRun calls visit for each run of tokens that is contiguous in both orders of all tokens:
+// row by row, and rank by rank.
+func (m *Model) eachRun(visit func(byRow, byRank, length int)) {
+	p := m.ws.shape
+	length := p.s * m.cfg.HiddenSize
+	for rank := range p.tensor {
+		for row := range p.rows {
+			visit((row*p.tensor+rank)*length, (rank*p.rows+row)*length, length)
+		}
+	}
+}
+
+// tokensOfAll returns the tokens of all ranks of [comm.TP], given this rank's: own itself if
+// matrices are not shared, otherwise all, which it fills. It then waits for the device.
+func (m *Model) tokensOfAll(ctx context.Context, own, all xpu.Tensor) (xpu.Tensor, error) {
+	if m.ws.shape.tensor == 1 {
+		return own, nil
+	}
+	e := &m.collector
+	from, err := xpu.Numbers(ctx, m.dev, own, &e.own)
+	if err != nil {
+		return all, fmt.Errorf("a pass over %d rows of %d tokens: %w", m.ws.shape.rows, m.ws.shape.s, err)
+	}
+	found := &m.exchanger.found
+	found.Made = found.Made || !found.Received && !Finite(from)
+	to := xpu.HostBuffer(all, &e.all)
+	ranked, bounds := m.ranked(to)
+	group := m.parallel.Mesh.Group(comm.TP)
+	copy(ranked[bounds[group.Rank()]:], from)
+	if err := comm.AllGather(ctx, group, ranked, bounds); err != nil {
+		return all, fmt.Errorf("gathering tokens of the ranks that share matrices: %w", err)
+	}
+	found.Received = found.Received || !found.Made && !Finite(ranked)
+	if m.ws.shape.rows != 1 {
+		m.eachRun(func(byRow, byRank, length int) { copy(to[byRow:byRow+length], ranked[byRank:]) })
+	}
+	xpu.SetNumbers(m.dev, all, to)
+	return all, nil
+}
+
+// blockProduct computes out = a·b, or with opts.Accumulate adds a·b to out, where each rank of
+// [comm.TP] has a part of the columns of a and of the rows of b. a has the tokens of all ranks, and
+// out has this rank's. out may not alias a.
+func (m *Model) blockProduct(ctx context.Context, out, a, b xpu.Tensor, opts xpu.MatMulOptions) error {
+	if m.ws.shape.tensor == 1 {
+		m.dev.MatMul(out, a, b, opts)
+		return nil
+	}
+	e, all := &m.collector, m.ws.all.y
+	m.dev.MatMul(all, a, b, xpu.MatMulOptions{})
+	from, err := xpu.Numbers(ctx, m.dev, all, &e.all)
+	if err != nil {
+		return fmt.Errorf("a pass over %d rows of %d tokens: %w", m.ws.shape.rows, m.ws.shape.s, err)
+	}
+	found := &m.exchanger.found
+	found.Made = found.Made || !found.Received && !Finite(from)
+	ranked, bounds := m.ranked(from)
+	if m.ws.shape.rows != 1 {
+		m.eachRun(func(byRow, byRank, length int) { copy(ranked[byRank:byRank+length], from[byRow:]) })
+	}
+	group := m.parallel.Mesh.Group(comm.TP)
+	if err := comm.ReduceScatter(ctx, group, ranked, bounds); err != nil {
+		return fmt.Errorf("adding products of the ranks that share matrices: %w", err)
+	}
+	sum := ranked[bounds[group.Rank()]:bounds[group.Rank()+1]]
+	found.Received = found.Received || !found.Made && !Finite(sum)
+	target := out
+	if opts.Accumulate {
+		target = all.Rows(0, out.Dim(0))
+	}
+	to := xpu.HostBuffer(target, &e.own)
+	copy(to, sum)
+	xpu.SetNumbers(m.dev, target, to)
+	if opts.Accumulate {
+		m.dev.Add(out, out, target)
+	}
+	return nil
+}

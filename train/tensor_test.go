@@ -1,0 +1,221 @@
+package train
+
+import (
+	"fmt"
+	"maps"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"mula/blend"
+	"mula/internal/longtest"
+	"mula/train/estimate"
+	"mula/train/group"
+	"mula/xpu/comm"
+)
+
+// The models of these tests. Their matrices are larger than a block of the optimizer, so that ranks
+// own parts of them.
+const (
+	tensorDense = "model: {preset: auroragpt-7b, vocab_size: 512, hidden_size: 64, intermediate_size: 96, " +
+		"num_hidden_layers: 4, num_attention_heads: 4, num_key_value_heads: 4}\nattention: documents\n"
+	tensorExperts = "model: {preset: mula-nano, model_type: qwen3_moe, num_key_value_heads: 2, head_dim: 24}\n" +
+		"aux_loss: {form: sequence}\n"
+)
+
+// Runs whose ranks share matrices consume the samples of one rank, and have its losses and
+// gradients up to rounding. Schemes, pipeline stages and groups of layers change no bit.
+func TestTensorLayouts(t *testing.T) {
+	t.Parallel()
+	plan := makePlan(t, t.TempDir(), "plan.json", "")
+	for model, layouts := range map[string][]LayoutConfig{
+		tensorDense: {{DP: 1, EP: 1, TP: 2}, {DP: 1, EP: 1, TP: 2, PP: 2, VirtualStages: 2},
+			{DP: 2, EP: 1, TP: 2, CP: 2},
+			{DP: 1, EP: 1, TP: 2, PP: 2}, {DP: 1, EP: 1, TP: 4}, {DP: 2, EP: 1, TP: 2},
+			{DP: 2, EP: 1, TP: 2, Optimizer: estimate.Unsharded},
+			{DP: 2, EP: 1, TP: 2, CP: 2, PP: 2, VirtualStages: 2}},
+		tensorExperts: {{DP: 1, EP: 2, TP: 2}, {DP: 1, EP: 2, TP: 2, Optimizer: estimate.Unsharded},
+			{DP: 2, EP: 1, TP: 2}, {DP: 1, EP: 2, TP: 2, PP: 2, VirtualStages: 2}},
+	} {
+		more := model + "steps: 4\nevaluate: {every: 2, samples: 5}\n"
+		one := mustRunRanks(t, ranksConfig(t, plan, LayoutConfig{}, more), Options{})
+		same := map[string]runOutcome{} // by the layout without stages and scheme
+		for _, l := range layouts[:longtest.Rounds(min(3, len(layouts)-2), len(layouts))] {
+			got := mustRunRanks(t, ranksConfig(t, plan, l, more), Options{})
+			for name, most := range map[string]float64{"loss": 1e-6, "grad_norm": 1e-5, "samples": 0, "tokens": 0,
+				"eval.loss": 1e-6, "update_ratio.norms": 1e-4} {
+				if d := apart(t, one.lines, got.lines, name); d > most {
+					t.Errorf("%+v: %s differs from one rank's by %v, at most %v is allowed", l, name, d, most)
+				}
+			}
+			if a, b := logOf(t, one), logOf(t, got); a != b {
+				t.Errorf("%+v: fingerprints differ from one rank's", l)
+			}
+			l.PP, l.VirtualStages, l.Optimizer = 0, 0, ""
+			if other, ok := same[fmt.Sprint(l)]; !ok {
+				same[fmt.Sprint(l)] = got
+			} else if other.Weights != got.Weights {
+				t.Errorf("%+v: weights differ with the scheme or the stages", l)
+			}
+		}
+	}
+}
+
+// A run that shares matrices resumes with the same bits, and its checkpoint has the same bits after
+// it was loaded and saved in other layouts. The optimizer's state of columns is divided inside
+// rows.
+func TestTensorResumes(t *testing.T) {
+	t.Parallel()
+	plan := makePlan(t, t.TempDir(), "plan.json", "")
+	const wide = "model: {preset: auroragpt-7b, vocab_size: 512, hidden_size: 264, intermediate_size: 520, " +
+		"num_hidden_layers: 1, num_attention_heads: 4, num_key_value_heads: 4}\n"
+	more := wide + "steps: 4\nrecompute: layers\nbatch_size: 4\nevaluate: {every: 0}\n"
+	layout := LayoutConfig{DP: 2, EP: 1, TP: 2}
+	whole := mustRunRanks(t, ranksConfig(t, plan, layout, more), Options{})
+	c := ranksConfig(t, plan, layout, more+"checkpoint: {every: 2}\n")
+	from := mustRun(t, c, stopAfter(2)).Checkpoint
+	first := gathered(t, from)
+	layouts := []LayoutConfig{{DP: 1, TP: 4}, {DP: 1}, {DP: 2, TP: 2}, {DP: 2, CP: 2}}
+	for _, l := range layouts[:longtest.Rounds(2, len(layouts))] {
+		other := c
+		other.Layout.DP, other.Layout.TP, other.Layout.CP = l.DP, max(1, l.TP), max(1, l.CP)
+		path := reload(t, other)
+		if filepath.Base(path) != filepath.Base(from) {
+			t.Errorf("%+v: loaded %s, want %s", l, path, from)
+		}
+		compareTensors(t, fmt.Sprintf("%+v", l), first, gathered(t, path))
+	}
+	got := mustRunRanks(t, c, Options{})
+	if got.Weights != whole.Weights {
+		t.Errorf("the resumed run has weights %.16s, want %.16s", got.Weights, whole.Weights)
+	}
+
+	// So it is with state and weights of bfloat16.
+	c = ranksConfig(t, plan, layout, tensorExperts+"steps: 4\nprecision: bf16_mixed\noptimizer: {moments: bf16}\n")
+	first = gathered(t, mustRun(t, c, stopAfter(1)).Checkpoint)
+	c.Layout.DP, c.Layout.EP = 1, 2
+	compareTensors(t, "bf16_mixed", first, gathered(t, reload(t, c)))
+}
+
+func compareTensors(t testing.TB, how string, want, got map[string][]float32) {
+	t.Helper()
+	if a, b := slices.Sorted(maps.Keys(want)), slices.Sorted(maps.Keys(got)); !slices.Equal(a, b) {
+		t.Errorf("%s: the checkpoint has the tensors %v, want %v", how, b, a)
+	}
+	for name, values := range want {
+		if !slices.Equal(values, got[name]) {
+			t.Errorf("%s: %s differs", how, name)
+		}
+	}
+}
+
+// A rank whose batch is damaged ends the run, and the ranks that share its matrices do not wait for
+// it.
+func TestTensorFails(t *testing.T) {
+	t.Parallel()
+	plan := makePlan(t, t.TempDir(), "plan.json", "")
+	for _, l := range []LayoutConfig{{DP: 1, EP: 1, TP: 2}, {DP: 1, EP: 1, TP: 2, PP: 2}} {
+		_, err := Run(t.Context(), ranksConfig(t, plan, l, tensorDense+"steps: 3\n"), Options{
+			badTokens: func(rank int, step int64) bool { return rank == 1 && step == 1 }})
+		if err == nil || !strings.Contains(err.Error(), "beyond the model's vocabulary") {
+			t.Errorf("%+v: %v", l, err)
+		}
+	}
+}
+
+// Numbers of ranks that cannot share matrices are refused with the field's name.
+func TestTensorConfig(t *testing.T) {
+	plan := makePlan(t, t.TempDir(), "plan.json", "")
+	const model = "model: {preset: auroragpt-7b, vocab_size: 512, hidden_size: 64, intermediate_size: 96, " +
+		"num_hidden_layers: 2, num_attention_heads: 4, num_key_value_heads: 2}\n"
+	for more, want := range map[string]string{
+		model + "layout: {tp: 4}\n":                "layout.tp is 4, which does not divide num_key_value_heads 2",
+		model + "layout: {tp: 0}\n":                "layout.tp is 0",
+		model + "layout: {tp: 2, optimizer: so}\n": "layout.optimizer is \"so\", which needs layout.tp: 1",
+		model + "layout: {tp: 2, expert_dp: 2, cp: 2}\n": "layout.cp is 2, but layout.cp · layout.tp = 4, and 4 " +
+			"ranks cannot divide",
+		model + "layout: {tp: 2}\noptimizer: {name: muon}\n": "layout.tp is 2, but the update of muon needs " +
+			"complete",
+		"model: {preset: mula-nano}\nlayout: {tp: 2}\n": "layout.tp is 2, but olmoe models have norms",
+	} {
+		c, err := ParseConfig([]byte("plan: "+plan+"\noutput: "+t.TempDir()+"/run\nsteps: 2\n"+
+			"schedule: {learning_rate: 0.001}\n"+more+"\n"), "train.yaml")
+		if err == nil {
+			_, err = Run(t.Context(), c, Options{})
+		}
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", more, err, want)
+		}
+	}
+}
+
+// Ranks that share matrices send the bytes of the estimate: tokens, gradients, weights and votes.
+func TestTensorBytes(t *testing.T) {
+	const steps = 3
+	path := makePlan(t, t.TempDir(), "plan.json", "")
+	plan, err := blend.ReadPlan(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, l := range []LayoutConfig{{DP: 2, EP: 1, TP: 2}, {DP: 2, EP: 1, TP: 2, Optimizer: estimate.Unsharded},
+		{DP: 1, EP: 2, TP: 2}} {
+		model := tensorDense
+		if l.EP > 1 {
+			model = tensorExperts
+		}
+		more := model + fmt.Sprintf("steps: %d\nevaluate: {every: 0}\n", steps)
+		c := ranksConfig(t, path, l, more)
+		var mu sync.Mutex
+		var tokens, weights, votes int64
+		sum := func(groups ...*comm.Comm) (bytes int64) {
+			for _, group := range groups {
+				for _, operation := range group.Traffic() {
+					bytes += operation.Bytes()
+				}
+			}
+			return bytes
+		}
+		before := map[*comm.Comm]int64{} // the first checkpoint, at the end, exchanges slices
+		mustRun(t, c, Options{
+			passed: func(r *run) {
+				mu.Lock()
+				defer mu.Unlock()
+				if group := r.ranks.Group(comm.TP); r.state.Step == steps-1 {
+					before[group] = sum(group)
+				}
+			},
+			ended: func(r *group.Group) {
+				mu.Lock()
+				defer mu.Unlock()
+				tokens += before[r.Group(comm.TP)]
+				weights += sum(r.Group(comm.Replicas), r.Group(comm.Data), r.Group(comm.Slices), r.Within)
+				votes += sum(r.Stage)
+			}})
+		in, err := c.EstimateInput(plan, estimate.Aurora)
+		if err != nil {
+			t.Fatal(err)
+		}
+		result, err := estimate.Compute(in)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var wantTokens, wantWeights, wantVotes int64
+		for _, e := range result.Traffic {
+			total := e.Total * int64(c.Layout.Ranks()/e.Ranks)
+			switch {
+			case e.Purpose == estimate.ForTensor:
+				wantTokens += total
+			case e.Purpose == estimate.ForGradients || e.Purpose == estimate.ForWeights:
+				wantWeights += total
+			case e.Purpose == estimate.ForVotes && e.Group == comm.Data:
+				wantVotes += total
+			}
+		}
+		if tokens != steps*wantTokens || weights != steps*wantWeights || votes != steps*wantVotes {
+			t.Errorf("%s: %d bytes of tokens, %d of gradients and weights, %d of votes; the estimate says %d, %d, %d",
+				l, tokens, weights, votes, steps*wantTokens, steps*wantWeights, steps*wantVotes)
+		}
+	}
+}
