@@ -52,7 +52,7 @@ func launchCommand() *cli.Command {
 			"         mula launch --with srun --spares 2 --walltime-margin 10m -- train     (in a Slurm job)",
 		Flags: []cli.Flag{
 			&cli.IntFlag{Name: "ranks", Usage: "start this many `PROCESSES`",
-				DefaultText: "layout.expert_dp · layout.pp · layout.ep, or 1 with layout.transport: local"},
+				DefaultText: "layout.expert_dp · layout.pp · layout.ep · layout.tp, or 1 with layout.transport: local"},
 			&cli.StringFlag{Name: "hosts",
 				Usage: "run on `HOSTS`, such as a,b:4,c, or a file with one host per line; :4 is the host's " +
 					"number of ranks",
@@ -302,7 +302,7 @@ func launchOptions(c *cli.Context, config train.Config, command []string) (launc
 	if ranks := config.Layout.Ranks(); ranks == 1 && o.Ranks != 1 {
 		return o, usagef("--ranks: must be 1, because the configuration has a layout of one rank, got %d", o.Ranks)
 	} else if o.Ranks != 1 && o.Ranks != ranks {
-		return o, usagef("--ranks is %d; it must be %d (expert_dp · pp · ep of the configuration's layout), or 1 "+
+		return o, usagef("--ranks is %d; it must be %d (expert_dp · pp · ep · tp of the configuration's layout), or 1 "+
 			"for one process with all ranks", o.Ranks, ranks)
 	}
 	switch transport := config.Layout.Transport; {
