@@ -133,7 +133,7 @@ func TestSimulateCluster(t *testing.T) {
 	if testing.Short() {
 		usual = 1
 	}
-	count := number(clusterSeedsVariable, uint64(longtest.Rounds(usual, 2000)))
+	count := number(clusterSeedsVariable, uint64(longtest.Rounds(usual, 500)))
 	begin := time.Now()
 	done, virtual, failed := searchCluster(t, references, number(clusterFirstVariable, 1), count, plant)
 	t.Logf("%d seeds; %.1f virtual hours in %s", done, virtual.Hours(), time.Since(begin).Round(time.Second))
