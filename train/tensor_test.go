@@ -21,8 +21,8 @@ import (
 const (
 	tensorDense = "model: {preset: auroragpt-7b, vocab_size: 512, hidden_size: 64, intermediate_size: 96, " +
 		"num_hidden_layers: 4, num_attention_heads: 4, num_key_value_heads: 4}\nattention: documents\n"
-	tensorExperts = "model: {preset: mula-nano, model_type: qwen3_moe, num_key_value_heads: 2, head_dim: 24}\n" +
-		"aux_loss: {form: sequence}\n"
+	tensorExperts = "model: {preset: mula-nano, model_type: qwen3_moe, num_hidden_layers: 4, num_key_value_heads: 2, " +
+		"head_dim: 24}\naux_loss: {form: sequence}\n"
 )
 
 // Runs whose ranks share matrices consume the samples of one rank, and have its losses and
