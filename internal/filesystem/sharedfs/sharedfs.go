@@ -53,6 +53,7 @@ type node struct {
 	entries   map[string]*node // of a directory
 	data      []byte           // of a file
 	synced    []byte           // data on disk
+	least     int64            // the smallest size since Sync
 	dirty     *Host            // the last host that wrote data that is not on disk; nil: all is on disk
 	changed   time.Time
 	locked    *file
@@ -145,7 +146,7 @@ func (h *Host) Crash() {
 }
 
 // crash leaves the file's data on disk: the old data, the size of the new data with zeros, or a
-// prefix of the new data.
+// prefix of the new data. Synced bytes remain, unless the file has been shortened since then.
 func (n *node) crash(random *rand.Rand) {
 	now := n.data
 	n.data = slices.Clone(n.synced)
@@ -155,11 +156,14 @@ func (n *node) crash(random *rand.Rand) {
 			n.data = append(n.data, make([]byte, len(now)-len(n.data))...)
 		}
 	case 1:
-		if len(now) > 0 {
-			n.data = slices.Clone(now[:random.IntN(len(now))])
-		}
+		n.data = slices.Clone(now[:n.least+random.Int64N(int64(len(now))-n.least+1)])
 	}
-	n.synced, n.dirty = slices.Clone(n.data), nil
+	n.sync()
+}
+
+// sync marks the file as being on disk.
+func (n *node) sync() {
+	n.synced, n.least, n.dirty = bytes.Clone(n.data), int64(len(n.data)), nil
 }
 
 // visit calls f for all nodes below n, in the order of their names.
@@ -516,6 +520,7 @@ func (f *file) resize(size int64) {
 		n.data = append(n.data, make([]byte, size-int64(len(n.data)))...)
 	}
 	n.data = n.data[:size]
+	n.least = min(n.least, size)
 	n.dirty, n.changed = f.fs.host, time.Now()
 	delete(f.fs.host.seen, filepath.Clean(f.name))
 }
@@ -555,6 +560,6 @@ func (f *file) Sync() error {
 		return err
 	}
 	defer f.fs.host.server.mu.Unlock()
-	f.node.synced, f.node.dirty = bytes.Clone(f.node.data), nil
+	f.node.sync()
 	return nil
 }
