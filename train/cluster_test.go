@@ -74,7 +74,8 @@ type clusterEvent struct {
 	Length time.Duration // of faults that end
 }
 
-func (e clusterEvent) String() string {
+// what describes the event without its time.
+func (e clusterEvent) what() string {
 	text := fmt.Sprintf([...]string{
 		killRank: "rank %d is killed", loseHost: "host-%d loses power", freezeHost: "the ranks of host-%d stop",
 		nanHost: "host-%d computes NaN from now on", flipBit: "a bit of a weight of rank %d changes",
@@ -85,8 +86,10 @@ func (e clusterEvent) String() string {
 	if e.Length > 0 {
 		text += fmt.Sprintf(" for %s", e.Length)
 	}
-	return fmt.Sprintf("%12s  %s", e.At, text)
+	return text
 }
+
+func (e clusterEvent) String() string { return fmt.Sprintf("%12s  %s", e.At, e.what()) }
 
 // A clusterPlant is a bug that a simulation adds to the product, to show that the checks find it.
 type clusterPlant int
@@ -396,7 +399,7 @@ func (c *cluster) play(ctx context.Context) {
 			return
 		case <-time.After(e.At - time.Since(c.began)):
 		}
-		c.log("EVENT: %s", strings.TrimSpace(e.String()[12:]))
+		c.log("EVENT: %s", e.what())
 		c.happen(e)
 		c.checkCheckpoint()
 	}
