@@ -4,9 +4,9 @@
 # complete environment has the file "complete".
 #
 #     conformance/environments.sh DIR [megatron-0.16.1 … olmo-3.0.0 … tokenizers-0.23.3 encoders
-#         layouts dolma-1.2.1 transformers-5.23.0 deepspeed-0.19.8 loaders litdata]
+#         layouts dolma-1.2.1 transformers-5.23.0 deepspeed-0.19.8 loaders litdata ray]
 #
-# The last eight are independent, except that litdata needs layouts. They are only made if they are
+# The last nine are independent, except that litdata needs layouts. They are only made if they are
 # listed:
 #
 #     tokenizers-*       conformance/ids.py, benchmarks/encoding.py
@@ -17,6 +17,7 @@
 #     deepspeed-*        conformance/frameworks.py, with transformers 5.23.0 and its own torch
 #     loaders            benchmarks/loaders.py, and the tests in clients/python
 #     litdata            benchmarks/stores.py, with layouts
+#     ray                conformance/ray.sh
 #
 # PYTHON sets the interpreter (for 3.11, every megatron-core from 0.5 on has wheels with compiled
 # helpers). Needs about 6 GB, mostly for torch. loaders needs the same again, and 4 GB in the
@@ -102,6 +103,14 @@ for name in "$@"; do
 		echo "== $name" >&2
 		"$python" -m venv --clear "$env"
 		"$env/bin/pip" install -q "deepspeed==${name#*-}" transformers==5.23.0 torch==2.15.0 safetensors numpy pyarrow
+		touch "$env/complete"
+		;;
+	ray)
+		env="$dir/$name"
+		[ ! -e "$env/complete" ] || continue
+		echo "== $name" >&2
+		"$python" -m venv --clear "$env"
+		"$env/bin/pip" install -q 'ray[default,train]==2.60.0' torch numpy pyarrow pytest
 		touch "$env/complete"
 		;;
 	*) others+=("$name") ;;

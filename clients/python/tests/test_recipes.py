@@ -110,5 +110,56 @@ def test_recipe(recipe, made, tmp_path):
         assert mula.verify(folder / "plan.json", folder / "fingerprints", end=made.samples) == made.samples
 
 
+# A sitecustomize.py, which Python runs in each worker of Ray. It writes printed lines to a file,
+# and kills the first process that has printed a number of lines.
+COUNT = """
+import builtins, os, signal
+folder, printed = os.environ["RECIPE_FOLDER"], 0
+def count(*words, **options):
+    global printed
+    if words and str(words[0]).startswith("rank "):
+        printed += 1
+        with open(folder + "/printed", "a") as f:
+            f.write(words[0] + "\\n")
+        if printed == %d:
+            try:
+                os.close(os.open(folder + "/killed", os.O_CREAT | os.O_EXCL))
+            except FileExistsError:
+                return
+            os.kill(os.getpid(), signal.SIGKILL)
+builtins.print = count
+"""
+
+
+def test_ray(made, tmp_path):
+    """One of two workers is killed, Ray starts both again, and they resume from the checkpoint."""
+    for package in "ray.train", "torch":
+        pytest.importorskip(package)
+    folder = tmp_path / "run"
+    shutil.copytree(made.folder, folder)
+    (folder / "recipe_ray.py").write_text(RECIPES["ray"])
+    saved = BATCH * 5  # samples between two checkpoints
+    (folder / "sitecustomize.py").write_text(COUNT % 18)  # long after the first checkpoint
+    environment = {
+        **os.environ,
+        "PYTHONPATH": f"{CLIENT}:{folder}",
+        "RECIPE_FOLDER": str(folder),
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
+    subprocess.run([sys.executable, "recipe_ray.py"], cwd=folder, env=environment, timeout=MINUTE, check=True)
+    assert (folder / "killed").exists()
+    lines = [line.split() for line in (folder / "printed").read_text().splitlines()]
+    for rank in range(2):
+        positions = [int(position) for _, r, _, position in lines if r == str(rank)]
+        again = next(i for i in range(1, len(positions)) if positions[i] <= positions[i - 1])
+        assert positions[:again] == [BATCH * step for step in range(again)] and again <= 18
+        # Ray may not know the newest checkpoint yet.
+        assert positions[again] in (saved, 2 * saved, 3 * saved)
+        assert positions[again:] == list(range(positions[again], made.samples, BATCH))
+    assert mula.verify(folder / "plan.json", folder / "fingerprints", end=made.samples) == made.samples
+
+
 def test_each_recipe_is_run():
-    assert set(RECIPES) == set(PACKAGES)
+    assert set(RECIPES) == set(PACKAGES) | {"ray"}
