@@ -24,8 +24,8 @@ man: ## write the man pages to dist/man
 	rm -rf dist/man
 	$(GO) run -ldflags '$(LDFLAGS)' ./cli/manpages -output dist/man -date '$(shell git log -1 --format=%cs 2>/dev/null)'
 
-# The property tests (rapid) of `make test`, `make check` and `make race` draw the same 20 to 25
-# cases in every run. `make test-long` draws 2,000 new cases. A failing test prints the seed, and
+# The property tests (rapid) of `make test`, `make check` and `make race` draw the same 25, 20 and
+# 10 cases in every run. `make test-long` draws 2,000 new cases. A failing test prints the seed, and
 # RAPID_SEED=N repeats it. With -short, rapid draws a fifth of RAPID_CHECKS (default: 100). All but
 # `make test` use -short.
 PROPERTIES = $(GO) list -f '{{.ImportPath}} {{.TestImports}} {{.XTestImports}}' ./... | grep pgregory.net/rapid | cut -d ' ' -f 1
@@ -52,6 +52,7 @@ test-long: ## the random tests of `make test` with new cases and more rounds
 	GO=$(GO) MULA_TEST_LONG=1 $(GO) run ./internal/gotest -vet=off -short -count=1 -timeout 30m $$($(PROPERTIES))
 
 race: export RAPID_SEED ?= 1
+race: export RAPID_CHECKS ?= 50
 race: ARGS ?= -short
 race: ## run the short tests under the race detector (needs a C compiler; ARGS= runs all tests)
 	GO=$(GO) CGO_ENABLED=1 $(GO) run ./internal/gotest -vet=off -race -timeout 30m $(ARGS) $$($(GO) list ./... | grep -v /internal/lint)

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"mula/internal/atomicfile"
+	"mula/internal/longtest"
 	"mula/train/checkpoint"
 	"mula/train/checkpoint/checkpointtest"
 )
@@ -37,6 +38,7 @@ func sameCheckpoint(t *testing.T, step int64, want, got string) {
 // while the run waits, for one and several ranks, weights that are averaged, bfloat16 weights, and
 // several sizes of state. The copy has the size of the estimate.
 func TestBackgroundBytes(t *testing.T) {
+	longtest.SkipIfShort(t)
 	t.Parallel()
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	for i, more := range []string{"", "optimizer: {name: schedule_free_adamw}\nschedule: {name: constant, " +

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"mula/internal/longtest"
 	"mula/moe"
 	"mula/train/estimate"
 	"mula/train/optimizer"
@@ -107,6 +108,7 @@ func TestGroupsRun(t *testing.T) {
 // With groups, the three schemes and stages of a pipeline give the same bits, and other dp and ep
 // the same within rounding.
 func TestGroupsLayouts(t *testing.T) {
+	longtest.SkipIfShort(t)
 	t.Parallel()
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	const more = "steps: 5\nevaluate: {every: 0}\n"

@@ -9,11 +9,13 @@ import (
 	"strings"
 	"testing"
 
+	"mula/internal/longtest"
 	"mula/xpu"
 )
 
 // A run in bf16 keeps the promises of one in fp32, and its losses stay within 1 % of it.
 func TestRunBF16(t *testing.T) {
+	longtest.SkipIfShort(t)
 	t.Parallel()
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	const more = "evaluate: {every: 0}\nsteps: 40\ncheckpoint: {every: 40}\n"

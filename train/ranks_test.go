@@ -285,6 +285,7 @@ func TestI4Optimizers(t *testing.T) {
 // operands to bfloat16: the schemes agree, and steps far smaller than what bfloat16 can tell from 1
 // move the weights of norms.
 func TestI9Float32(t *testing.T) {
+	longtest.SkipIfShort(t)
 	t.Parallel()
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	for _, precision := range []xpu.Precision{xpu.BF16, xpu.BF16Mixed, xpu.BF16Compact} {

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"mula/internal/longtest"
 	"mula/moe"
 	"mula/train/estimate"
 	"mula/xpu"
@@ -37,6 +38,7 @@ func biasesOf(t *testing.T, r Result) map[string][]float32 {
 // Correction biases do not depend on the layout: they are updated from the counts of all ranks. A
 // resumed run has the biases of an uninterrupted one.
 func TestRouterBiases(t *testing.T) {
+	longtest.SkipIfShort(t)
 	t.Parallel()
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	run := func(l LayoutConfig) map[string][]float32 {

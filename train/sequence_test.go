@@ -61,6 +61,7 @@ func TestSequenceLayouts(t *testing.T) {
 // Groups of layers of pipeline stages change no bit, and send the bytes of the estimate: of tokens
 // to their experts, and of heads between ranks that share sequences.
 func TestSequenceGroups(t *testing.T) {
+	longtest.SkipIfShort(t)
 	t.Parallel()
 	path := makePlan(t, t.TempDir(), "plan.json", "")
 	plan := mustPlan(t, path)
