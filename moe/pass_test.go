@@ -3,11 +3,11 @@ package moe
 import (
 	"maps"
 	"math"
-	"runtime"
 	"slices"
 	"strings"
 	"testing"
 
+	"mula/internal/alloctest"
 	"mula/internal/longtest"
 	"mula/xpu"
 	"mula/xpu/cpu"
@@ -501,17 +501,9 @@ func TestStepsDoNotAllocate(t *testing.T) {
 				for range 3 { // the memory of the device depends on what its workers happen to do at the same time
 					step()
 				}
-				var before, after runtime.MemStats
-				least := uint64(math.MaxUint64)
-				for range 5 {
-					runtime.ReadMemStats(&before)
-					step()
-					runtime.ReadMemStats(&after)
-					least = min(least, after.TotalAlloc-before.TotalAlloc)
-				}
-				if least > 0 {
-					t.Errorf("%s, recompute %v, sampled targets %v: a step allocates %d bytes", name, recompute,
-						opts.SampleTargets, least)
+				if n := alloctest.Least(step); n > 0 {
+					t.Errorf("%s, recompute %v, sampled targets %v: a step makes %v allocations", name, recompute,
+						opts.SampleTargets, n)
 				}
 			}
 		}
