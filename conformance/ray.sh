@@ -20,32 +20,8 @@ port=$(free) dashboard=$(free)
 
 say() { printf '== ray: %s (%d s)\n' "$*" "$SECONDS"; }
 processes() { pgrep -f -- "$1" || true; } # processes PATTERN: ids of the processes whose command matches
-stop() {
-	code=$?
-	trap - EXIT
-	if [ $code != 0 ]; then tail -n 30 "$data"/*.log >&2 || true; fi
-	# The command lines of all processes of Ray have the folder, this shell's does not.
-	while ids=$(processes "$data"); [ -n "$ids" ]; do
-		kill -KILL $ids 2>/dev/null || true
-		sleep 0.2
-	done
-	rm -rf "$data"
-	exit $code
-}
-trap stop EXIT
-
-# wait_for SECONDS COMMAND…: waits until the command succeeds. The time is for machines that hang.
-wait_for() {
-	local end=$((SECONDS + $1))
-	shift
-	until "$@"; do
-		if [ $SECONDS -ge $end ]; then
-			echo "ray: no success in time: $*" >&2
-			return 1
-		fi
-		sleep 0.1
-	done
-}
+cluster() { processes "$data"; } # the command lines of all processes of Ray have it, this shell's does not
+source conformance/cluster.bash
 submit() { # submit NAME ARGUMENTS…: runs a job to its end
 	local name=$1
 	shift

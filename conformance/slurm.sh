@@ -30,33 +30,10 @@ processes() { # processes SETTING: ids of the processes with this variable in th
 	( unset SLURM_CONF # grep and cut must not find themselves
 		{ grep -l -a -z -x -F -e "$1" /proc/[0-9]*/environ 2>/dev/null || true; } | cut -d/ -f3)
 }
-stop() {
-	code=$?
-	trap - EXIT
-	if [ $code != 0 ] && [ $code != 75 ]; then tail -n 20 "$data"/log/*ctld "$data"/*.log >&2 || true; fi
-	# Daemons and jobs have the path of this configuration in their environment, as this shell's
-	# children have, but not this shell itself.
-	while ids=$(processes "SLURM_CONF=$SLURM_CONF"); [ -n "$ids" ]; do
-		kill -KILL $ids 2>/dev/null || true
-		sleep 0.2
-	done
-	rm -rf "$data"
-	exit $code
-}
-trap stop EXIT
-
-# wait_for SECONDS COMMAND…: waits until the command succeeds. The time is for machines that hang.
-wait_for() {
-	local end=$((SECONDS + $1))
-	shift
-	until "$@"; do
-		if [ $SECONDS -ge $end ]; then
-			echo "slurm: no success in time: $*" >&2
-			return 1
-		fi
-		sleep 0.1
-	done
-}
+# Daemons and jobs have the path of this configuration in their environment, as this shell's
+# children have, but not this shell itself.
+cluster() { processes "SLURM_CONF=$SLURM_CONF"; }
+source conformance/cluster.bash
 
 say "start munged, slurmctld and four slurmd"
 mkdir -p "$data/state" "$data/log"
