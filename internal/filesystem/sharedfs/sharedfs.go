@@ -10,7 +10,6 @@
 //   - If Server.Stale is not 0, Stat and ReadDir of a path return its state of at most so long ago,
 //     if the host has looked at it before, as NFS does. The host sees its own changes at once.
 //     Opening a file is never stale.
-//   - If Server.Capacity is not 0, a write beyond it fails with ENOSPC.
 //
 // Before each operation, an FS calls a function of the test, which may wait or return an error.
 package sharedfs
@@ -36,12 +35,10 @@ import (
 // A Server has the files. Its methods, and the methods of its hosts and their processes, are safe
 // for concurrent use.
 type Server struct {
-	Stale    time.Duration // age of the oldest attributes that Stat and ReadDir return
-	Capacity int64         // bytes of all files together; 0: not limited
+	Stale time.Duration // age of the oldest attributes that Stat and ReadDir return
 
 	mu      sync.Mutex
 	root    *node
-	used    int64
 	changes []change // of names that are not on disk, the oldest first
 	random  *rand.Rand
 }
@@ -135,12 +132,10 @@ func (h *Host) Crash() {
 	}
 	slices.Reverse(kept)
 	s.changes = kept
-	s.used = 0
 	s.root.visit(func(n *node) {
 		if n.dirty == h {
 			n.crash(s.random)
 		}
-		s.used += int64(len(n.data))
 	})
 	h.seen = map[string]sight{}
 }
@@ -194,7 +189,7 @@ type FS struct {
 func (f *FS) call(op faultfs.Op, name string) error {
 	if f.before != nil {
 		if err := f.before(op, name); err != nil {
-			return &fs.PathError{Op: string(op), Path: name, Err: err}
+			return failed(op, name, err)
 		}
 	}
 	f.host.server.mu.Lock()
@@ -297,9 +292,6 @@ func (f *FS) Rename(from, to string) error {
 	case old != nil && old.directory != n.directory:
 		return failed(faultfs.Rename, to, fs.ErrExist)
 	}
-	if old != nil {
-		s.used -= int64(len(old.data))
-	}
 	f.change(source, from, nil, false)
 	f.change(target, to, n, true)
 	return nil
@@ -319,7 +311,6 @@ func (f *FS) Remove(name string) error {
 	if len(n.entries) > 0 || dir == nil {
 		return failed(faultfs.Remove, name, syscall.ENOTEMPTY)
 	}
-	s.used -= int64(len(n.data))
 	f.change(dir, name, nil, false)
 	return nil
 }
@@ -498,16 +489,11 @@ func (f *file) write(p []byte, at int64) (int, int64, error) {
 	if err := f.fs.call(faultfs.Write, f.name); err != nil {
 		return 0, max(at, 0), err
 	}
-	s := f.fs.host.server
-	defer s.mu.Unlock()
+	defer f.fs.host.server.mu.Unlock()
 	if at < 0 {
 		at = int64(len(f.node.data))
 	}
-	more := max(0, at+int64(len(p))-int64(len(f.node.data)))
-	if s.Capacity > 0 && s.used+more > s.Capacity {
-		return 0, at, failed(faultfs.Write, f.name, syscall.ENOSPC)
-	}
-	f.resize(int64(len(f.node.data)) + more)
+	f.resize(max(int64(len(f.node.data)), at+int64(len(p))))
 	copy(f.node.data[at:], p)
 	return len(p), at, nil
 }
@@ -515,7 +501,6 @@ func (f *file) write(p []byte, at int64) (int, int64, error) {
 // resize changes the size of the file, and marks it as not synced.
 func (f *file) resize(size int64) {
 	n := f.node
-	f.fs.host.server.used += size - int64(len(n.data))
 	if size > int64(len(n.data)) {
 		n.data = append(n.data, make([]byte, size-int64(len(n.data)))...)
 	}
