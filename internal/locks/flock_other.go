@@ -2,11 +2,15 @@
 
 package locks
 
-import "errors"
+import (
+	"errors"
+
+	"mula/internal/filesystem"
+)
 
 // Alone does nothing on this system.
 func Alone(string) (done func()) { return func() {} }
 
-func hold(descriptor) error { return errors.ErrUnsupported }
+func hold(filesystem.File) error { return errors.ErrUnsupported }
 
-func unlock(descriptor) {}
+func unlock(filesystem.File) {}

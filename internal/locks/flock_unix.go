@@ -7,6 +7,8 @@ import (
 	"os"
 
 	"golang.org/x/sys/unix"
+
+	"mula/internal/filesystem"
 )
 
 // Alone waits until no other process of this machine holds Alone's lock on the same directory, and
@@ -23,7 +25,7 @@ func Alone(dir string) (done func()) {
 }
 
 // hold locks an open file. It returns [ErrHeld] if another process has locked it.
-func hold(f descriptor) error {
+func hold(f filesystem.File) error {
 	err := flock(f, unix.LOCK_EX|unix.LOCK_NB)
 	if errors.Is(err, unix.EWOULDBLOCK) {
 		return ErrHeld
@@ -33,9 +35,9 @@ func hold(f descriptor) error {
 
 // unlock unlocks an open file. Closing the file is not enough: a child process that was just forked
 // shares the open file until exec, and the lock lasts until the last descriptor is closed.
-func unlock(f descriptor) { _ = flock(f, unix.LOCK_UN) }
+func unlock(f filesystem.File) { _ = flock(f, unix.LOCK_UN) }
 
-func flock(f descriptor, how int) error {
+func flock(f filesystem.File, how int) error {
 	for {
 		if err := unix.Flock(int(f.Fd()), how); err != unix.EINTR {
 			return err
