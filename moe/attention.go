@@ -169,7 +169,7 @@ func (m *Model) attendGrad(ctx context.Context, l *layer, st *saved, fresh bool)
 	m.blockInput(m.projected(), st.x0, m.norm1(l, st), true)
 	if latent {
 		m.latentGrad(l, st)
-	} else if err := m.projectionsGrad(ctx, l, st); err != nil {
+	} else if err := m.projectionsGrad(ctx, l, st, fresh); err != nil {
 		return err
 	}
 	m.blockInputGrad(st.x0, m.norm1(l, st), l.norm1.g)
@@ -187,7 +187,7 @@ func (m *Model) projected() xpu.Tensor {
 
 // project computes the heads of queries, keys and values from the normalised hidden states in ws.h.
 func (m *Model) project(ctx context.Context, l *layer, st *saved, to kvTarget) error {
-	h, err := m.tokensOfAll(ctx, m.ws.h, m.ws.all.h)
+	h, err := m.allInputs(ctx)
 	if err != nil {
 		return err
 	}
@@ -201,17 +201,20 @@ func (m *Model) project(ctx context.Context, l *layer, st *saved, to kvTarget) e
 
 // projectionsGrad computes the gradient of the normalised hidden states in ws.dh from the gradients
 // of the heads, and adds to the gradients of the projections. ws.h holds the normalised hidden
-// states.
-func (m *Model) projectionsGrad(ctx context.Context, l *layer, st *saved) error {
+// states. fresh is as in [Model.attendGrad].
+func (m *Model) projectionsGrad(ctx context.Context, l *layer, st *saved, fresh bool) error {
 	w := &m.ws
 	dqkv := w.dqkv
 	if !l.qkvBias.g.Present() {
 		dqkv = dqkv.AsOperand()
 	}
 	m.dev.JoinHeads(m.projections(l, st, w.ownKeys(), true), dqkv, w.dk, w.dv, l.qNorm.g, l.kNorm.g)
-	h, err := m.tokensOfAll(ctx, w.h, w.all.h)
-	if err != nil {
-		return err
+	h := m.heldInputs()
+	if !fresh || !l.hasExperts() { // a dense block has gathered its own inputs since
+		var err error
+		if h, err = m.allInputs(ctx); err != nil {
+			return err
+		}
 	}
 	m.dev.MatMul(l.qkv.g, w.dqkv.T(), h, m.toGradients)
 	if l.qkvBias.g.Present() {

@@ -74,7 +74,7 @@ type network struct {
 
 // expand computes the gate and up projections of ws.h.
 func (n network) expand(ctx context.Context, m *Model) error {
-	h, err := m.tokensOfAll(ctx, m.ws.h, m.ws.all.h)
+	h, err := m.allInputs(ctx)
 	if err != nil {
 		return err
 	}
@@ -97,7 +97,7 @@ func (n network) contract(ctx context.Context, m *Model, out xpu.Tensor, opts xp
 }
 
 // grad computes the gradient of ws.h in ws.dh from dy, the gradient of the output, and adds to the
-// gradients of the network's parameters.
+// gradients of the network's parameters. [Model.restore] has set [Model.heldInputs].
 func (n network) grad(ctx context.Context, m *Model, dy xpu.Tensor, opts xpu.MatMulOptions) error {
 	dy, err := m.tokensOfAll(ctx, dy, m.ws.all.y)
 	if err != nil {
@@ -106,11 +106,7 @@ func (n network) grad(ctx context.Context, m *Model, dy xpu.Tensor, opts xpu.Mat
 	m.dev.MatMul(n.dact, dy, n.down.w, xpu.MatMulOptions{})
 	m.dev.SwiGLUGrad(n.products.AsOperand(), n.act.AsOperand(), n.dact, n.weight, n.dweight)
 	m.dev.MatMul(n.down.g, dy.T(), n.act, m.toGradients)
-	h, err := m.tokensOfAll(ctx, m.ws.h, m.ws.all.h)
-	if err != nil {
-		return err
-	}
-	m.dev.MatMul(n.gateUp.g, n.products.T(), h, m.toGradients)
+	m.dev.MatMul(n.gateUp.g, n.products.T(), m.heldInputs(), m.toGradients)
 	return m.blockProduct(ctx, m.ws.dh, n.products, n.gateUp.w, opts)
 }
 

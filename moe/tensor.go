@@ -195,6 +195,20 @@ func (m *Model) ranked(all []float32) (ranked []float32, bounds []int) {
 	return ranked, bounds
 }
 
+// allInputs returns the tokens of all ranks of [comm.TP], given this rank's in ws.h. It fills and
+// returns ws.all.h, and waits for the device. If matrices are not shared, it returns ws.h.
+func (m *Model) allInputs(ctx context.Context) (xpu.Tensor, error) {
+	return m.tokensOfAll(ctx, m.ws.h, m.ws.all.h)
+}
+
+// heldInputs returns the tensor that allInputs has returned for the same tokens.
+func (m *Model) heldInputs() xpu.Tensor {
+	if m.ws.shape.tensor == 1 {
+		return m.ws.h
+	}
+	return m.ws.all.h
+}
+
 // eachRun calls visit for each run of tokens that is contiguous in both orders of all tokens:
 // row by row, and rank by rank.
 func (m *Model) eachRun(visit func(byRow, byRank, length int)) {

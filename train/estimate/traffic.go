@@ -187,10 +187,10 @@ func sequenceTraffic(c moe.Config, s Stage, l Layout, t Trainer) []Exchange {
 
 // tensorTraffic returns the exchanges per step between ranks that share matrices, for a rank of a
 // stage. A rank sends its tokens' hidden states, in all-gathers, and its products for the tokens of
-// the others, in reduce-scatters. In each layer the attention does this once in the forward pass.
-// In the backward pass it gathers twice: the gradients of its output, and again its input. So does
-// a dense feed-forward block. Recomputation repeats the forward pass, without the products after a
-// dense block. For other trainers it returns nil.
+// the others, in reduce-scatters. In each layer the attention and a dense feed-forward block do
+// this once in the forward pass. In the backward pass they gather the gradients of their outputs,
+// and their inputs again, if another block has gathered since. Recomputation of a layer repeats the
+// attention of the forward pass. For other trainers it returns nil.
 func tensorTraffic(c moe.Config, s Stage, l Layout, t Trainer) []Exchange {
 	n := int64(l.Size(comm.TP))
 	if n == 1 || !t.Own {
@@ -201,15 +201,15 @@ func tensorTraffic(c moe.Config, s Stage, l Layout, t Trainer) []Exchange {
 	if l.keepsLast(micro) {
 		again-- // the last layer
 	}
-	gathers, sums := 3*depth, 2*depth
+	gathers, sums := 2*depth+again, 2*depth
 	if c.Dense() {
-		gathers, sums = 2*gathers, 2*sums
-		if l.Recompute != moe.RecomputeNone {
-			gathers += again
-		}
+		gathers, sums = 5*depth+again, 4*depth
 	}
 	if l.Recompute == moe.RecomputeLayers {
-		gathers, sums = gathers+again, sums+again
+		sums += again
+		if c.Dense() { // otherwise the backward pass of the attention does not gather its inputs
+			gathers += again
+		}
 	}
 	// of all ranks in one exchange in each micro-batch: each has l.tokens
 	total := n * l.tokens() * int64(c.HiddenSize) * int64(t.Activations) * (n - 1)
