@@ -28,6 +28,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 here = pathlib.Path(__file__).resolve().parent
 FUSED = int(transformers.__version__.split(".")[0]) >= 5  # experts are one tensor in memory
 LATENT = "deepseek_v2", "deepseek_v3"  # families with latent attention
+GROUPS = *LATENT, "dots1"  # families with groups of experts
 UNSCALED = "olmo", "olmoe", "olmo2"  # families without scaled rotary embeddings
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 transformers.logging.set_verbosity_error()
@@ -159,23 +160,20 @@ def random_config(r, families):
     if family == "mixtral":
         config["num_local_experts"] = r.choice([1, 3, 8])
         config["num_experts_per_tok"] = r.randrange(1, config["num_local_experts"] + 1)
+    if family == "dots1":
+        config |= {"sliding_window": r.choice([None, 3, 8]), "max_window_layers": r.choice([0, 1, 62])}
+    if family in GROUPS:
+        groups(r, family, config)
     if family in LATENT:
         latent(r, family, config)
     return AutoConfig.for_model(family, **config)
 
 
-def latent(r, family, config):
-    """Sets the fields of latent attention, and of routers with groups."""
-    del config["head_dim"]
-    groups, rotated = r.choice([1, 1, 2, 4]), r.choice([4, 8])
+def groups(r, family, config):
+    """Sets the fields of routers with groups, and of shared experts."""
+    groups = r.choice([1, 1, 2, 4])
     size, top = r.choice([2, 3, 4]), r.randrange(1, groups + 1)
     config |= {
-        "num_key_value_heads": config["num_attention_heads"],
-        "q_lora_rank": r.choice([None, 8, 12]),
-        "kv_lora_rank": r.choice([8, 16]),
-        "qk_nope_head_dim": r.choice([4, 6, 16]),
-        "qk_rope_head_dim": rotated,
-        "v_head_dim": r.choice([3, 8, 24]),
         "n_routed_experts": groups * size,
         "num_experts_per_tok": r.randrange(1, min(8, top * size) + 1),
         "n_group": groups,
@@ -185,10 +183,26 @@ def latent(r, family, config):
         "routed_scaling_factor": r.choice([1.0, 2.5]),
     }
     config["first_k_dense_replace"] = r.randrange(config["num_hidden_layers"])
-    if family == "deepseek_v3":
-        config |= {"norm_topk_prob": r.random() < 0.7, "rope_interleave": r.random() < 0.7}
-    else:
+    if family == "deepseek_v2":
         config["topk_method"] = r.choice(["greedy", "group_limited_greedy"])
+    else:
+        config["norm_topk_prob"] = r.random() < 0.7
+
+
+def latent(r, family, config):
+    """Sets the fields of latent attention."""
+    del config["head_dim"]
+    rotated = r.choice([4, 8])
+    config |= {
+        "num_key_value_heads": config["num_attention_heads"],
+        "q_lora_rank": r.choice([None, 8, 12]),
+        "kv_lora_rank": r.choice([8, 16]),
+        "qk_nope_head_dim": r.choice([4, 6, 16]),
+        "qk_rope_head_dim": rotated,
+        "v_head_dim": r.choice([3, 8, 24]),
+    }
+    if family == "deepseek_v3":
+        config["rope_interleave"] = r.random() < 0.7
     scaling = config.get("rope_parameters", config.get("rope_scaling")) or {}
     if scaling.get("rope_type") == "yarn" and "attention_factor" not in scaling:
         scaling |= r.choice([{}, {"mscale": 0.7, "mscale_all_dim": 0.7}, {"mscale": 1.0, "mscale_all_dim": 0.5}])
@@ -230,7 +244,7 @@ def clear(model, ids):
         return False
     if not has_experts(model.config):
         return True
-    if model.config.model_type in LATENT:
+    if model.config.model_type in GROUPS:
         return clear_choices(model, ids)
     out = model(ids, output_router_logits=True, use_cache=False)
     k = model.config.num_experts_per_tok
@@ -271,14 +285,15 @@ def clear_choices(model, ids):
     for gate, x in inputs:
         logits = x.float() @ gate.weight.float().T
         grouped = config.n_group > 1
-        if config.model_type == "deepseek_v3":
+        sigmoid = config.model_type != "deepseek_v2"
+        if sigmoid:
             scores = logits.sigmoid() + gate.e_score_correction_bias
         else:
             scores, grouped = logits.softmax(-1), grouped and config.topk_method == "group_limited_greedy"
         if grouped:
             groups = scores.view(len(scores), config.n_group, -1)
             two = groups.topk(2).values
-            values = two.sum(-1) if config.model_type == "deepseek_v3" else two[..., 0]
+            values = two.sum(-1) if sigmoid else two[..., 0]
             if close(values, config.topk_group):
                 return False
             kept = torch.zeros_like(values).scatter_(1, values.topk(config.topk_group).indices, 1).bool()
@@ -564,7 +579,7 @@ def main():
     ap.add_argument("--count", type=int, default=24, help="random models")
     ap.add_argument("--seed", type=int, default=1)
     families = ["olmoe", "olmoe", "olmo", "olmo2", "llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "qwen3_moe"]
-    families += ["qwen2_moe", "mixtral", "flex_olmo", "olmo3", "deepseek_v2", "deepseek_v3"]
+    families += ["qwen2_moe", "mixtral", "flex_olmo", "olmo3", "deepseek_v2", "deepseek_v3", "dots1"]
     ap.add_argument("--families", nargs="+", default=families, help="one is drawn per model")
     args = ap.parse_args()
     torch.set_num_threads(1)

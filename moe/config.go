@@ -26,6 +26,7 @@ const (
 
 	DeepSeekV2 Architecture = "deepseek_v2" // mixture of experts, latent attention
 	DeepSeekV3 Architecture = "deepseek_v3" // the same, with sigmoid routers and correction biases
+	Dots1      Architecture = "dots1"       // the attention of Qwen3, otherwise as DeepSeekV3
 )
 
 // NoToken is the value of a token id of [Config] that is not set.
@@ -69,7 +70,7 @@ type Config struct {
 	// 0: no windows; otherwise a query attends to this number of positions, its own included, in
 	// the layers that the family's windowKind names
 	SlidingWindow   int     `yaml:"sliding_window,omitempty"`
-	MaxWindowLayers int     `yaml:"max_window_layers,omitempty"` // [Qwen2], [Qwen3]: the first layers have no window
+	MaxWindowLayers int     `yaml:"max_window_layers,omitempty"` // [Qwen2], [Qwen3], [Dots1]: the first layers have no window
 	NormEps         float64 `yaml:"rms_norm_eps"`                // fixed at 1e-5 for [OLMo]
 	ClipQKV         float64 `yaml:"clip_qkv"`                    // q, k and v are clipped to ±ClipQKV; 0 = not clipped
 	TieEmbeddings   bool    `yaml:"tie_word_embeddings"`

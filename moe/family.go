@@ -22,6 +22,7 @@ type family struct {
 
 	windows         windowKind // layers with a sliding window
 	windowSwitch    bool       // windows need use_sliding_window
+	maxWindowLayers int        // max_window_layers if it is missing, with lastLayers; 0: 28
 	windowsUnscaled bool       // in layers with a window, the rotary embedding is not scaled
 
 	postNorm bool // norms are after attention and feed-forward instead of before them; with rms
@@ -30,6 +31,7 @@ type family struct {
 	interleaveField bool // has the field rope_interleave; other latent attention is always interleaved
 	router          routerParts
 
+	noAuxCoef    bool // without the field router_aux_loss_coef
 	shared       sharedParts
 	expertWidth  string     // field of the width of an expert; "": intermediate_size
 	expertCount  string     // field of the number of experts; "": num_experts
@@ -70,7 +72,8 @@ type family struct {
 
 var families = map[Architecture]*family{OLMoE: &olmoe, OLMo: &olmo, Llama: &llama, Mistral: &mistral,
 	Qwen2: &qwen2, Qwen3: &qwen3, Qwen3MoE: &qwen3MoE, Mixtral: &mixtral, OLMo2: &olmo2, OLMo3: &olmo3,
-	FlexOLMo: &flexOLMo, DeepSeekV2: &deepSeekV2, DeepSeekV3: &deepSeekV3, Qwen2MoE: &qwen2MoE}
+	FlexOLMo: &flexOLMo, DeepSeekV2: &deepSeekV2, DeepSeekV3: &deepSeekV3, Qwen2MoE: &qwen2MoE,
+	Dots1: &dots1}
 
 // blockNames are the names in files of a layer's feed-forward block, and of the projections of a
 // dense network or of an expert.

@@ -3,7 +3,7 @@ package moe
 // deepSeekV2 is DeepSeek-V2 (https://arxiv.org/abs/2405.04434). transformers does not renormalise
 // its routing weights, with any norm_topk_prob.
 var deepSeekV2 = family{
-	class: "DeepseekV2ForCausalLM", experts: true, rms: true, scaling: true, latent: true,
+	class: "DeepseekV2ForCausalLM", experts: true, rms: true, scaling: true, latent: true, noAuxCoef: true,
 	shared:      sharedParts{number: "n_shared_experts"},
 	router:      routerParts{groups: largest, scaled: true},
 	expertWidth: "moe_intermediate_size", expertCount: "n_routed_experts", dense: firstLayers,

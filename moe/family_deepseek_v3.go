@@ -4,7 +4,7 @@ package moe
 // such as Moonlight and Kimi K2, without layers of multi-token prediction. transformers does not
 // load these layers.
 var deepSeekV3 = family{
-	class: "DeepseekV3ForCausalLM", experts: true, rms: true, scaling: true, latent: true,
+	class: "DeepseekV3ForCausalLM", experts: true, rms: true, scaling: true, latent: true, noAuxCoef: true,
 	shared:      sharedParts{number: "n_shared_experts"},
 	router:      routerParts{sigmoid: true, bias: true, groups: sumOfTwo, scaled: true},
 	expertWidth: "moe_intermediate_size", expertCount: "n_routed_experts", dense: firstLayers, firstDense: 3,

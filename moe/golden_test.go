@@ -178,7 +178,7 @@ func (g golden) documents(b Batch) Batch {
 
 var goldenCases = []string{"olmoe", "olmoe-gqa", "olmo", "olmo-gqa-tied", "llama-gqa", "llama-tied",
 	"mistral", "qwen2", "qwen3", "qwen3-moe", "qwen3-moe-layers", "mixtral", "olmo2", "flex-olmo",
-	"olmo3", "deepseek-v2", "deepseek-v3", "qwen2-moe"}
+	"olmo3", "deepseek-v2", "deepseek-v3", "qwen2-moe", "dots1"}
 
 func maxDiff(t testing.TB, got, want []float32) float64 {
 	t.Helper()
@@ -231,7 +231,7 @@ func TestGoldenGradients(t *testing.T) {
 	for _, name := range goldenCases {
 		g := openGolden(t, name+".safetensors")
 		options := map[string]LossOptions{"none": {}}
-		if g.config().moe() && !g.config().latent() {
+		if g.config().moe() && !g.config().family().noAuxCoef {
 			options["hf"] = LossOptions{Aux: AuxHF, AuxCoefficient: 0.5}
 			options["megablocks"] = LossOptions{Aux: AuxMegaBlocks, AuxCoefficient: 0.5, ZCoefficient: 0.1}
 		}
@@ -323,7 +323,7 @@ func (g golden) checkStats(t *testing.T, stats Stats, form string) {
 	if math.Abs(rows-stats.Loss) > 1e-9*rows {
 		t.Errorf("rows' losses add up to %v, not %v", rows, stats.Loss)
 	}
-	if !g.config().moe() || g.config().latent() { // transformers has no losses of DeepSeek's routers
+	if !g.config().moe() || g.config().family().noAuxCoef { // transformers has no losses of their routers
 		return
 	}
 	if form != "none" {

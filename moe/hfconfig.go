@@ -106,7 +106,7 @@ func WriteConfigJSON(w io.Writer, c Config, dtype safetensors.DType) error {
 	}
 	if c.moe() {
 		fields[cmp.Or(family.expertCount, "num_experts")], fields["num_experts_per_tok"] = c.Experts, c.ExpertsPerToken
-		if fields["output_router_logits"] = false; !family.latent {
+		if fields["output_router_logits"] = false; !family.noAuxCoef {
 			fields["router_aux_loss_coef"] = fraction(c.RouterAuxLossCoef)
 		}
 		c.routerFields(fields)
@@ -399,7 +399,7 @@ func (f *hfFields) config() (c Config) {
 		default:
 			f.read("norm_topk_prob", &c.NormTopK)
 		}
-		if !family.latent {
+		if !family.noAuxCoef {
 			c.RouterAuxLossCoef = f.float("router_aux_loss_coef", family.auxCoef)
 		}
 		f.router(&c)

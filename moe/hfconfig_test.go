@@ -130,6 +130,7 @@ func TestConfigJSONRefusesValues(t *testing.T) {
 			if family.scaling && strings.HasPrefix(test.field, "rope_") || // see TestConfigJSONOfLlama
 				slices.Contains(family.ignored, test.field) || !family.clip && test.field == "clip_qkv" ||
 				family.windows != noWindows && test.field == "sliding_window" ||
+				family.windows == lastLayers && !family.windowSwitch && strings.Contains(test.value, `"full_attention", "s`) ||
 				family.headDim && test.field == "head_dim" {
 				continue
 			}
@@ -280,6 +281,10 @@ func TestConfigJSONOfWindows(t *testing.T) {
 		{OLMo2, `"sliding_window": 5`, [2]int{}, "sliding_window is 5"},
 		{Qwen2MoE, `"use_sliding_window": false, "sliding_window": 5, "max_window_layers": 1`, [2]int{}, ""},
 		{Qwen2MoE, `"use_sliding_window": true`, [2]int{}, "use_sliding_window is true"},
+		{Dots1, `"sliding_window": 5`, [2]int{}, ""}, // the first 62 layers have no window
+		{Dots1, `"sliding_window": 5, "max_window_layers": 1`, [2]int{0, 5}, ""},
+		{Dots1, `"layer_types": [` + full + ", " + sliding + "]", [2]int{0, 4096}, ""},
+		{Dots1, `"sliding_window": null`, [2]int{}, ""},
 	} {
 		c, err := readConfigJSON(strings.NewReader(minimalConfig(test.architecture, test.changes)), "config.json")
 		switch {
@@ -420,6 +425,12 @@ func TestConfigJSONOfSharedExperts(t *testing.T) {
 		{DeepSeekV3, `"first_k_dense_replace": 2`, "first_k_dense_replace 2 leaves no layer"},
 		{DeepSeekV3, `"rope_interleave": null`, "rope_interleave is null"},
 		{DeepSeekV3, `"quantization_config": {"quant_method": "fp8"}`, "quantization_config is"},
+		{Dots1, `"num_local_experts": 8, "use_sliding_window": false`, ""},
+		{Dots1, `"scoring_func": "noaux_tc", "n_group": 1, "topk_group": 1, "norm_topk_prob": true`, ""},
+		{Dots1, `"scoring_func": "softmax"`, `scoring_func is "softmax"`},
+		{Dots1, `"attention_bias": true`, "attention_bias is true"},
+		{Dots1, `"moe_layer_freq": 2`, "moe_layer_freq is 2"},
+		{Dots1, `"router_aux_loss_coef": 0.1`, "unknown field router_aux_loss_coef"},
 		{Qwen2MoE, `"shared_expert_intermediate_size": 5, "qkv_bias": true`, ""},
 		{Qwen2MoE, `"shared_expert_intermediate_size": 0`, "shared_expert_intermediate_size is 0"},
 		{Qwen2MoE, `"qkv_bias": false`, "qkv_bias is false"},

@@ -1,6 +1,9 @@
 package moe
 
-import "slices"
+import (
+	"cmp"
+	"slices"
+)
 
 // Sliding windows (https://arxiv.org/abs/2004.05150): the query at position p attends to the
 // positions above p - SlidingWindow, up to its own. Some families have layers with a window and
@@ -67,7 +70,7 @@ func (f *hfFields) windows(c *Config) {
 		c.SlidingWindow = f.slidingWindow(family.window)
 	}
 	if family.windows == lastLayers {
-		n := 28
+		n := cmp.Or(family.maxWindowLayers, 28)
 		if f.read("max_window_layers", &n); c.SlidingWindow > 0 {
 			c.MaxWindowLayers = n
 		}

@@ -31,7 +31,7 @@ VERSIONS = {
     "safetensors": safetensors.__version__,
     "python": sys.version.split()[0],
 }
-LATENT = "deepseek_v2", "deepseek_v3"  # transformers has no losses of their routers
+NO_LOSSES = "deepseek_v2", "deepseek_v3", "dots1"  # transformers has no losses of their routers
 ROWS, LENGTH = 2, 80
 PACKED = [[30, 40, 1, 10], [66, 5]]  # lengths of documents: a row without padding, a row with 10 padding tokens
 
@@ -131,7 +131,7 @@ def case(file, family, **fields):
     ).reshape(ROWS, LENGTH + 1)
     if config.pad_token_id is not None:
         ids[0, 3] = ids[1, 40] = config.pad_token_id
-    moe = hasattr(config, "num_experts_per_tok") and family not in LATENT
+    moe = hasattr(config, "num_experts_per_tok") and family not in NO_LOSSES
     out = {"ids": ids.float()}
 
     def run(aux, z):
@@ -388,6 +388,23 @@ def main():
         rope_parameters=deep,
     )
     case("deepseek-v3", "deepseek_v3", **latent, q_lora_rank=16, rope_parameters=deep)
+    case(
+        "dots1",
+        "dots1",
+        **base,
+        **other,
+        n_routed_experts=6,
+        num_experts_per_tok=3,
+        n_shared_experts=1,
+        moe_intermediate_size=16,
+        num_key_value_heads=2,
+        head_dim=24,
+        first_k_dense_replace=1,
+        norm_topk_prob=True,
+        routed_scaling_factor=2.5,
+        sliding_window=24,
+        max_window_layers=1,
+    )
     case("olmo2", "olmo2", **base, **other, pad_token_id=1, num_key_value_heads=2)
     renormalised = dict(norm_topk_prob=True, num_key_value_heads=2, pad_token_id=None)
     case("flex-olmo", "flex_olmo", **base, **moe, **other, **renormalised)
