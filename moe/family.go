@@ -31,12 +31,14 @@ type family struct {
 	interleaveField bool // has the field rope_interleave; other latent attention is always interleaved
 	router          routerParts
 
-	noAuxCoef    bool // without the field router_aux_loss_coef
-	shared       sharedParts
-	expertWidth  string     // field of the width of an expert; "": intermediate_size
-	expertCount  string     // field of the number of experts; "": num_experts
-	renormalized bool       // routing weights are always renormalised, without norm_topk_prob
-	block        blockNames // zero: mlpNames
+	noAuxCoef   bool // without the field router_aux_loss_coef
+	shared      sharedParts
+	expertWidth string // field of the width of an expert; "": intermediate_size
+	expertCount string // field of the number of experts; "": num_experts
+	// num_local_experts is not another name of the number of experts in transformers 5
+	oneExpertCount bool
+	renormalized   bool       // routing weights are always renormalised, without norm_topk_prob
+	block          blockNames // zero: mlpNames
 
 	dense      denseKind // layers without experts
 	firstDense int       // first_k_dense_replace if it is missing, with firstLayers

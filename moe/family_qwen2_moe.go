@@ -4,8 +4,8 @@ package moe
 // releases of transformers have windows in different layers of it, so that windows are refused.
 var qwen2MoE = family{
 	class: "Qwen2MoeForCausalLM", experts: true, rms: true, qkvBias: true, scaling: true,
-	shared:       sharedParts{width: "shared_expert_intermediate_size"},
-	expertWidth:  "moe_intermediate_size",
+	shared:      sharedParts{width: "shared_expert_intermediate_size"},
+	expertWidth: "moe_intermediate_size", oneExpertCount: true,
 	maxPositions: 32768, kvHeads: 16, normEps: 1e-6, auxCoef: 0.001,
 	padTokenID: NoToken, bosTokenID: NoToken, eosTokenID: NoToken,
 	dense:   sparseSteps,

@@ -386,13 +386,7 @@ func (f *hfFields) config() (c Config) {
 		f.read("rms_norm_eps", &c.NormEps)
 	}
 	if c.moe() {
-		c.Experts = f.size(cmp.Or(family.expertCount, "num_experts"), "num_local_experts")
-		if n := c.Experts; f.set("num_local_experts") {
-			if f.read("num_local_experts", &n); n != c.Experts {
-				f.fail("num_experts is %d and num_local_experts %d, two names of the same field; remove one",
-					c.Experts, n)
-			}
-		}
+		c.Experts = f.experts(family)
 		c.ExpertsPerToken = f.size("num_experts_per_tok")
 		switch c.NormTopK = family.renormalized || family.normTopK; {
 		case family.renormalized, family.router.groups == largest: // without norm_topk_prob, or its effect
@@ -435,6 +429,22 @@ func (f *hfFields) config() (c Config) {
 	f.windows(&c)
 	f.others(family)
 	return c
+}
+
+// experts reads the number of experts. In most families, transformers 5 has another name of it.
+func (f *hfFields) experts(family *family) int {
+	const other = "num_local_experts"
+	name := cmp.Or(family.expertCount, "num_experts")
+	if family.oneExpertCount {
+		return f.size(name)
+	}
+	n := f.size(name, other)
+	if also := n; f.set(other) {
+		if f.read(other, &also); also != n {
+			f.fail("%s is %d and %s %d, two names of the same field; remove one", name, n, other, also)
+		}
+	}
+	return n
 }
 
 // latent reads the sizes of latent attention. transformers also writes two sizes that follow from
