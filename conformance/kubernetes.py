@@ -3,12 +3,16 @@
 Trainer, as the models of kubeflow-trainer-api 2.3.0 define it, without a cluster.
 
     pip install kubeflow-trainer-api==2.3.0 pyyaml
-    conformance/kubernetes.py [KUSTOMIZE]
+    go install sigs.k8s.io/kustomize/kustomize/v5@v5.7.1
+    go install helm.sh/helm/v4/cmd/helm@v4.3.2
+    conformance/kubernetes.py
 
-KUSTOMIZE is the program with which the base and the overlays are built. Without it, kustomize must
-be on the PATH. Unknown fields are errors. The number of pods must be MULA_WORLD, and the layout of
-train.yaml must have as many ranks.
+kustomize and helm must be on the PATH. Unknown fields are errors. The number of pods must be
+MULA_WORLD, and the layout of train.yaml must have as many ranks. With its own values, the chart
+must give the documents of train/base. It must refuse wrong values.
 """
+import json
+import math
 import pathlib
 import subprocess
 import sys
@@ -62,30 +66,80 @@ def world(container):
 
 
 def ranks(config):
-    layout = yaml.safe_load(config)["layout"]
-    return layout.get("expert_dp", 1) * layout.get("pp", 1) * layout.get("ep", 1)
+    layout = yaml.safe_load(config).get("layout", {})
+    return math.prod(layout.get(axis, 1) for axis in ("expert_dp", "pp", "ep", "tp"))
+
+
+def check_sizes(name, documents):
+    """Compares the numbers of ranks in configuration and JobSet, and returns their number."""
+    config = ranks(documents["ConfigMap"]["data"]["train.yaml"])
+    jobs = documents["JobSet"]["spec"]["replicatedJobs"]
+    for job in jobs:
+        container = job["template"]["spec"]["template"]["spec"]["containers"][0]
+        equal(f"{name}: {job['name']}", sum(j["replicas"] for j in jobs), world(container), config)
+    return config
+
+
+def build(*command):
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def chart(*settings):
+    return build("helm", "template", "train", ROOT / "chart", *settings)
+
+
+def check_chart(base):
+    """Compares the chart with the documents of train/base, which have the same configuration."""
+    own = validate("chart", chart())
+    for kind in base:
+        given, want = own[kind], base[kind]
+        if kind == "ConfigMap":
+            given, want = ({**d, "data": yaml.safe_load(d["data"]["train.yaml"])} for d in (given, want))
+        if given != want:
+            sys.exit(f"chart: {kind} differs from train/base:\n{yaml.dump(given)}\n{yaml.dump(want)}")
+    config = ROOT / "train/overlays/large/train.yaml"
+    pod = {"nodeSelector": {"pool": "large"}, "tolerations": [{"key": "pool", "operator": "Exists"}]}
+    environment = [{"name": "AWS_REGION", "value": "eu"}]
+    fields = f"pod={json.dumps(pod)},env={json.dumps(environment)}"
+    large = validate("chart, other values", chart("--set-file", f"config={config}", "--set-json", fields))
+    if check_sizes("chart, other values", large) != ranks(config.read_text()):
+        sys.exit("chart: other ranks than in the configuration")
+    for job in large["JobSet"]["spec"]["replicatedJobs"]:
+        spec = job["template"]["spec"]["template"]["spec"]
+        if any(spec[name] != pod[name] for name in pod) or environment[0] not in spec["containers"][0]["env"]:
+            sys.exit(f"chart: {job['name']} lacks the fields of pod or env")
+    single = validate("chart, one rank", chart("--set", "config=metrics_listen: 0.0.0.0:9400"))
+    check_sizes("chart, one rank", single)
+    for setting, message in [
+        ("config=layout: {ep: 2}", "metrics_listen must be 0.0.0.0:9400"),
+        ("config=a: [", "config is not YAML"),
+        ("images=other", "images"),
+        ("stepWithin=soon", "stepWithin"),
+    ]:
+        try:
+            chart("--set", setting)
+        except subprocess.CalledProcessError as e:
+            if message not in e.stderr:
+                sys.exit(f"chart: --set '{setting}': {e.stderr}")
+        else:
+            sys.exit(f"chart: --set '{setting}' is not refused")
 
 
 def main():
-    kustomize = sys.argv[1] if len(sys.argv) > 1 else "kustomize"
     validate("tokenize.yaml", (ROOT / "tokenize.yaml").read_text())
     job = validate("index.yaml", (ROOT / "index.yaml").read_text())["Job"]["spec"]
     equal("index.yaml", job["completions"], job["parallelism"], world(job["template"]["spec"]["containers"][0]))
 
-    base = None
+    built = {}
     for folder in ["train/base", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "train/overlays").iterdir())]:
-        built = subprocess.run([kustomize, "build", ROOT / folder], check=True, capture_output=True, text=True).stdout
-        documents = validate(folder, built)
-        config = ranks(documents["ConfigMap"]["data"]["train.yaml"])
-        base = base or config
-        jobs = documents["JobSet"]["spec"]["replicatedJobs"]
-        for job in jobs:
-            container = job["template"]["spec"]["template"]["spec"]["containers"][0]
-            equal(f"{folder}: {job['name']}", sum(j["replicas"] for j in jobs), world(container), config)
+        built[folder] = validate(folder, build("kustomize", "build", ROOT / folder))
+        check_sizes(folder, built[folder])
+    check_chart(built["train/base"])
 
     documents = validate("trainjob.yaml", (ROOT / "trainjob.yaml").read_text())
     trainer = documents["TrainJob"]["spec"]["trainer"]
-    equal("trainjob.yaml", trainer["numNodes"], world(trainer), base)
+    base = built["train/base"]["ConfigMap"]["data"]["train.yaml"]
+    equal("trainjob.yaml", trainer["numNodes"], world(trainer), ranks(base))
 
 
 if __name__ == "__main__":
