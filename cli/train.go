@@ -25,6 +25,7 @@ import (
 	"mula/train/launch"
 	"mula/train/record"
 	"mula/train/samples"
+	"mula/train/trainjob"
 	"mula/xpu/comm"
 	"mula/xpu/comm/tcp"
 )
@@ -133,6 +134,14 @@ func runTrain(c *cli.Context) error {
 	})
 	defer stopped()
 
+	var job *trainjob.Reporter
+	if first && !c.Bool("dry-run") {
+		warn := func(text string) { p.line("warning: %s", text) }
+		if job, err = trainjob.New(context.WithoutCancel(c.Context), warn); err != nil {
+			warn(err.Error())
+		}
+	}
+
 	var evaluated *record.Evaluation
 	var speed pace
 	options := train.Options{
@@ -143,7 +152,10 @@ func runTrain(c *cli.Context) error {
 			var cause signalError
 			return errors.As(context.Cause(c.Context), &cause) && cause.signal == syscall.SIGTERM
 		},
-		Report:        func(s train.Summary) { printRun(p, s) },
+		Report: func(s train.Summary) {
+			printRun(p, s)
+			job.Report(trainjob.Status{Done: s.NextStep, Steps: s.Config.Steps})
+		},
 		Warn:          func(text string) { p.line("warning: %s", text) },
 		AfterBackward: func(int, int64) { answers.Progressed() }, // Progress is called on the first rank alone
 		Progress: func(s train.Progress) {
@@ -158,6 +170,7 @@ func runTrain(c *cli.Context) error {
 			speed.add(time.Now(), s.StepMetrics)
 			p.update(fmt.Sprintf("%s of %s steps  loss %.4f  %s", quantity.Grouped(done), quantity.Grouped(s.Steps),
 				s.Loss, speed.text(s.Steps-done)), 0, 0)
+			job.Report(jobStatus(s, evaluated, speed.left(s.Steps-done)))
 		},
 	}
 	if c.Bool("dry-run") {
@@ -171,6 +184,7 @@ func runTrain(c *cli.Context) error {
 		trainFault(&options)
 	}
 	result, err := train.Run(sayCompiling(context.WithoutCancel(c.Context), p), config, options)
+	job.Close()
 	p.end()
 	switch {
 	case err != nil && world != nil && collective.Shared(err):
@@ -306,13 +320,32 @@ func (p *pace) text(left int64) string {
 		tokens += s.tokens
 		flops += s.flops
 	}
-	seconds := p.steps[len(p.steps)-1].end.Sub(p.start).Seconds()
+	seconds := p.seconds()
 	if !(seconds > 0) { // a coarse clock
 		return ""
 	}
 	return fmt.Sprintf("%s tokens/s  MFU %.1f %%  %s left", quantity.Grouped(int64(float64(tokens)/seconds+0.5)),
-		100*flops/seconds,
-		quantity.Duration(time.Duration(float64(left)*seconds/float64(len(p.steps))*float64(time.Second))))
+		100*flops/seconds, quantity.Duration(p.left(left)))
+}
+
+// seconds returns the time that the last steps took.
+func (p *pace) seconds() float64 { return p.steps[len(p.steps)-1].end.Sub(p.start).Seconds() }
+
+// left returns the time for more steps.
+func (p *pace) left(steps int64) time.Duration {
+	return time.Duration(float64(steps) * p.seconds() / float64(len(p.steps)) * float64(time.Second))
+}
+
+// jobStatus is the state of a run after a step. evaluated is the newest evaluation, or nil.
+func jobStatus(s train.Progress, evaluated *record.Evaluation, left time.Duration) trainjob.Status {
+	metrics := map[string]float64{"learning_rate": s.LearningRate, "tokens_per_second": s.TokensPerSecond, "mfu": s.MFU}
+	if s.Samples > 0 {
+		metrics["loss"], metrics["grad_norm"] = s.Loss, s.GradNorm
+	}
+	if evaluated != nil {
+		metrics["validation_loss"] = evaluated.Loss
+	}
+	return trainjob.Status{Done: s.Step + 1, Steps: s.Steps, Left: left, Metrics: metrics}
 }
 
 // fewMicroBatches returns advice for a pipeline with fewer micro-batches than stages, else "".
