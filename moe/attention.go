@@ -100,7 +100,9 @@ func (m *Model) attend(ctx context.Context, l *layer, st *saved, to kvTarget) er
 	w := &m.ws
 	m.blockInput(m.projected(), st.x0, m.norm1(l, st), false)
 	if m.cfg.latent() {
-		m.projectLatent(l, st)
+		if err := m.projectLatent(ctx, l, st); err != nil {
+			return err
+		}
 		m.splitLatent(l, st, to, false)
 	} else if err := m.project(ctx, l, st, to); err != nil {
 		return err
@@ -150,10 +152,14 @@ func (m *Model) attendGrad(ctx context.Context, l *layer, st *saved, fresh bool)
 		m.widenContext(st)
 		dctx = w.latent.dwide
 	}
+	held := fresh && !l.hasNetwork() // otherwise the network has gathered its own inputs since
 	switch {
 	case fresh:
 	case latent:
-		m.restoreLatent(l, st)
+		var err error
+		if held, err = m.restoreLatent(ctx, l, st); err != nil {
+			return err
+		}
 	default:
 		m.dev.SplitHeads(m.projections(l, st, w.ownKeys(), true))
 	}
@@ -168,8 +174,10 @@ func (m *Model) attendGrad(ctx context.Context, l *layer, st *saved, fresh bool)
 	// Through the projections and the norm.
 	m.blockInput(m.projected(), st.x0, m.norm1(l, st), true)
 	if latent {
-		m.latentGrad(l, st)
-	} else if err := m.projectionsGrad(ctx, l, st, fresh); err != nil {
+		if err := m.latentGrad(ctx, l, st, held); err != nil {
+			return err
+		}
+	} else if err := m.projectionsGrad(ctx, l, st, held); err != nil {
 		return err
 	}
 	m.blockInputGrad(st.x0, m.norm1(l, st), l.norm1.g)
@@ -201,20 +209,17 @@ func (m *Model) project(ctx context.Context, l *layer, st *saved, to kvTarget) e
 
 // projectionsGrad computes the gradient of the normalised hidden states in ws.dh from the gradients
 // of the heads, and adds to the gradients of the projections. ws.h holds the normalised hidden
-// states. fresh is as in [Model.attendGrad].
-func (m *Model) projectionsGrad(ctx context.Context, l *layer, st *saved, fresh bool) error {
+// states. held is as in [Model.attentionInputs].
+func (m *Model) projectionsGrad(ctx context.Context, l *layer, st *saved, held bool) error {
 	w := &m.ws
 	dqkv := w.dqkv
 	if !l.qkvBias.g.Present() {
 		dqkv = dqkv.AsOperand()
 	}
 	m.dev.JoinHeads(m.projections(l, st, w.ownKeys(), true), dqkv, w.dk, w.dv, l.qNorm.g, l.kNorm.g)
-	h := m.heldInputs()
-	if !fresh || !l.hasExperts() { // a dense block has gathered its own inputs since
-		var err error
-		if h, err = m.allInputs(ctx); err != nil {
-			return err
-		}
+	h, err := m.attentionInputs(ctx, held)
+	if err != nil {
+		return err
 	}
 	m.dev.MatMul(l.qkv.g, w.dqkv.T(), h, m.toGradients)
 	if l.qkvBias.g.Present() {

@@ -1,6 +1,7 @@
 package moe
 
 import (
+	"context"
 	"math"
 
 	"mula/xpu"
@@ -21,6 +22,8 @@ import (
 //
 // The heads have the size that queries and keys, or values, need: the smaller ones are padded with
 // zeros. Generation keeps the expanded keys and values of all heads, not the latents.
+//
+// Ranks of [comm.TP] share the heads. Each computes the latents of the tokens of all ranks.
 
 // latentNormEps is the epsilon of the norms of latents. transformers does not use rms_norm_eps
 // there.
@@ -145,19 +148,19 @@ type latentWeights struct {
 
 // A latentSide is a latent of a layer's tokens with its norm.
 type latentSide struct {
-	x    xpu.Tensor // [T, R] before its norm
-	rstd xpu.Tensor // [T]
+	x    xpu.Tensor // [T', R] before its norm
+	rstd xpu.Tensor // [T']
 }
 
 // latentSaved are the results of a layer's latent projections that the backward pass reads.
 type latentSaved struct {
 	q, kv   latentSide
-	rotated xpu.Tensor // [T, r] the keys' rotated elements, before rotation
+	rotated xpu.Tensor // [T', r] the keys' rotated elements, before rotation
 }
 
 // cut allocates the buffers from a.
 func (s *latentSaved) cut(c Config, p passShape, a *arena) {
-	t := p.tokens()
+	t := p.blockTokens()
 	*s = latentSaved{kv: latentSide{a.f32(t, c.KVRank), a.f32(t)}, rotated: a.f32(t, c.RotatedSize)}
 	if c.QueryRank > 0 {
 		s.q = latentSide{a.f32(t, c.QueryRank), a.f32(t)}
@@ -167,21 +170,21 @@ func (s *latentSaved) cut(c Config, p passShape, a *arena) {
 // latentSpace are the buffers of latent attention that all layers share. The backward pass also
 // uses the buffers of the forward pass, for gradients.
 type latentSpace struct {
-	queries    xpu.Tensor // [T, A(p+r)]
-	keysValues xpu.Tensor // [T, A(p+v)]
-	normedQ    xpu.Tensor // [T, Rq] latents after their norms
-	normedKV   xpu.Tensor // [T, Rkv]
-	wide       xpu.Tensor // [T, AD] result of the attention with padded heads
-	narrow     xpu.Tensor // [T, Av] the same without padding
+	queries    xpu.Tensor // [T', A(p+r)]
+	keysValues xpu.Tensor // [T', A(p+v)]
+	normedQ    xpu.Tensor // [T', Rq] latents after their norms
+	normedKV   xpu.Tensor // [T', Rkv]
+	wide       xpu.Tensor // [T', AD] result of the attention with padded heads
+	narrow     xpu.Tensor // [T', Av] the same without padding
 
-	dwide   xpu.Tensor // [T, AD] gradient of wide
-	dq, dkv xpu.Tensor // [T, Rq], [T, Rkv] gradients of latents
-	rotated xpu.Tensor // [T, r] gradient of the keys' rotated elements
+	dwide   xpu.Tensor // [T', AD] gradient of wide
+	dq, dkv xpu.Tensor // [T', Rq], [T', Rkv] gradients of latents
+	rotated xpu.Tensor // [T', r] gradient of the keys' rotated elements
 }
 
 // cut allocates the buffers from a.
 func (s *latentSpace) cut(c Config, p passShape, a *arena) {
-	t := p.tokens()
+	t := p.blockTokens()
 	*s = latentSpace{queries: a.f32(t, c.Heads*c.queryElements()),
 		keysValues: a.f32(t, c.Heads*(c.PlainSize+c.ValueSize)), normedKV: a.f32(t, c.KVRank),
 		wide: a.f32(t, c.QueryWidth()), narrow: a.f32(t, c.ContextWidth())}
@@ -220,15 +223,20 @@ func (c Config) latentScale() float32 {
 
 // projectLatent computes the latents of the normalised hidden states in ws.h, and the keys' rotated
 // elements.
-func (m *Model) projectLatent(l *layer, st *saved) {
-	w, s, rank := &m.ws, &st.latent, m.cfg.KVRank
-	if s.q.x.Present() {
-		m.dev.MatMul(s.q.x, w.h, l.latent.qA.w.T(), xpu.MatMulOptions{})
-	} else {
-		m.dev.MatMul(w.latent.queries, w.h, l.latent.q.w.T(), xpu.MatMulOptions{})
+func (m *Model) projectLatent(ctx context.Context, l *layer, st *saved) error {
+	s, rank := &st.latent, m.cfg.KVRank
+	h, err := m.allInputs(ctx)
+	if err != nil {
+		return err
 	}
-	m.dev.MatMul(s.kv.x, w.h, l.latent.kvA.rows(0, rank).w.T(), xpu.MatMulOptions{})
-	m.dev.MatMul(s.rotated, w.h, l.latent.kvA.rows(rank, m.cfg.RotatedSize).w.T(), xpu.MatMulOptions{})
+	if s.q.x.Present() {
+		m.dev.MatMul(s.q.x, h, l.latent.qA.w.T(), xpu.MatMulOptions{})
+	} else {
+		m.dev.MatMul(m.ws.latent.queries, h, l.latent.q.w.T(), xpu.MatMulOptions{})
+	}
+	m.dev.MatMul(s.kv.x, h, l.latent.kvA.rows(0, rank).w.T(), xpu.MatMulOptions{})
+	m.dev.MatMul(s.rotated, h, l.latent.kvA.rows(rank, m.cfg.RotatedSize).w.T(), xpu.MatMulOptions{})
+	return nil
 }
 
 // splitLatent computes the heads from the latents. Without a latent of queries, their projections
@@ -247,19 +255,25 @@ func (m *Model) splitLatent(l *layer, st *saved, to kvTarget, known bool) {
 	m.dev.SplitLatent(heads)
 }
 
-// restoreLatent computes the heads again in a backward pass. It overwrites ws.h.
-func (m *Model) restoreLatent(l *layer, st *saved) {
-	if !st.latent.q.x.Present() {
-		m.blockInput(m.ws.h.AsOperand(), st.x0, m.norm1(l, st), true)
-		m.dev.MatMul(m.ws.latent.queries, m.ws.h, l.latent.q.w.T(), xpu.MatMulOptions{})
+// restoreLatent computes the heads again in a backward pass. It overwrites ws.h. held is as in
+// [Model.attentionInputs].
+func (m *Model) restoreLatent(ctx context.Context, l *layer, st *saved) (held bool, err error) {
+	if held = !st.latent.q.x.Present(); held {
+		m.blockInput(m.projected(), st.x0, m.norm1(l, st), true)
+		h, err := m.allInputs(ctx)
+		if err != nil {
+			return false, err
+		}
+		m.dev.MatMul(m.ws.latent.queries, h, l.latent.q.w.T(), xpu.MatMulOptions{})
 	}
 	m.splitLatent(l, st, m.ws.ownKeys(), true)
+	return held, nil
 }
 
 // narrowContext sets st.ctx to the result of the attention without padding.
 func (m *Model) narrowContext(st *saved) {
-	w, c := &m.ws.latent, &m.cfg
-	rows := m.ws.shape.tokens() * c.Heads
+	w, c := &m.ws.latent, &m.own
+	rows := m.ws.shape.blockTokens() * c.Heads
 	m.dev.CopyColumns(w.narrow.Reshape(rows, c.ValueSize), w.wide.Reshape(rows, c.HeadDim()))
 	m.dev.Copy(st.ctx, w.narrow)
 }
@@ -267,8 +281,8 @@ func (m *Model) narrowContext(st *saved) {
 // widenContext sets the result of the attention with padding, and its gradient, from st.ctx and
 // ws.dctx.
 func (m *Model) widenContext(st *saved) {
-	w, c := &m.ws.latent, &m.cfg
-	rows := m.ws.shape.tokens() * c.Heads
+	w, c := &m.ws.latent, &m.own
+	rows := m.ws.shape.blockTokens() * c.Heads
 	m.dev.Copy(w.narrow, st.ctx)
 	m.dev.CopyColumns(w.wide.Reshape(rows, c.HeadDim()), w.narrow.Reshape(rows, c.ValueSize))
 	m.dev.CopyColumns(w.dwide.Reshape(rows, c.HeadDim()), m.ws.dctx.Reshape(rows, c.ValueSize))
@@ -276,13 +290,22 @@ func (m *Model) widenContext(st *saved) {
 
 // latentGrad computes the gradient of the normalised hidden states in ws.dh from the gradients of
 // the heads, and adds to the gradients of the projections. ws.h holds the normalised hidden states.
-func (m *Model) latentGrad(l *layer, st *saved) {
+// held is as in [Model.attentionInputs].
+func (m *Model) latentGrad(ctx context.Context, l *layer, st *saved, held bool) error {
 	w, s, rank := &m.ws.latent, &st.latent, m.cfg.KVRank
+	h, err := m.attentionInputs(ctx, held)
+	if err != nil {
+		return err
+	}
+	dh := m.ws.dh
+	if m.ws.shape.tensor > 1 {
+		dh = m.ws.all.y // of this rank's heads, for the tokens of all ranks
+	}
 	weights := &l.latent
 	heads := m.latentHeads(l, m.ws.ownKeys())
 	heads.Queries, heads.KeysValues, heads.Rotated = w.queries, w.keysValues, w.rotated
 	m.dev.JoinLatent(heads, m.ws.dqkv, m.ws.dk, m.ws.dv)
-	plain, h, dh := xpu.MatMulOptions{}, m.ws.h, m.ws.dh
+	plain := xpu.MatMulOptions{}
 	// through turns the gradient of the projections of a latent into the gradient of the latent.
 	through := func(dx, dy, normed, x xpu.Tensor, n xpu.Norm, projection, norm tensor) {
 		m.dev.Normalize(normed, x, n, true)
@@ -306,4 +329,8 @@ func (m *Model) latentGrad(l *layer, st *saved) {
 		m.dev.MatMul(dh, part.dy, part.weight.w, accumulate)
 		m.dev.MatMul(part.weight.g, part.dy.T(), h, m.toGradients)
 	}
+	if m.ws.shape.tensor > 1 {
+		return m.sumOfRanks(ctx, m.ws.dh, plain)
+	}
+	return nil
 }

@@ -122,6 +122,9 @@ type layer struct {
 
 func (l *layer) hasExperts() bool { return l.sparse >= 0 }
 
+// hasNetwork is [Config.HasNetwork].
+func (l *layer) hasNetwork() bool { return !l.hasExperts() || l.hasShared() }
+
 // New creates a complete model with all weights zero; [Model.Init] or [Model.Load] sets them. On
 // the CPU, memory for gradients is reserved, but not touched before the first [Model.Backward].
 func New(cfg Config, dev xpu.Device) (*Model, error) {
@@ -364,8 +367,8 @@ func (m *Model) bind() error {
 				input = c.QueryRank
 			}
 			rest = append(rest, matrix(&latent.qA, c.QueryRank, h), vector(&latent.qNorm, c.QueryRank),
-				matrix(&latent.q, c.Heads*c.queryElements(), input), matrix(&latent.kvA, c.KVRank+c.RotatedSize, h),
-				vector(&latent.kvNorm, c.KVRank), matrix(&latent.kv, c.Heads*(c.PlainSize+c.ValueSize), c.KVRank))
+				matrix(&latent.q, own.Heads*c.queryElements(), input), matrix(&latent.kvA, c.KVRank+c.RotatedSize, h),
+				vector(&latent.kvNorm, c.KVRank), matrix(&latent.kv, own.Heads*(c.PlainSize+c.ValueSize), c.KVRank))
 		} else {
 			rest = append(rest, matrix(&l.qkv, own.qkvWidth(), h), vector(&l.qkvBias, bias), vector(&l.qNorm, qNorm),
 				vector(&l.kNorm, kNorm))
@@ -374,8 +377,8 @@ func (m *Model) bind() error {
 		experts, ffn := 1, own.denseWidth()
 		if c.HasExperts(number) {
 			l.sparse, experts, ffn = sparse, ownExperts, c.IntermediateSize
-			rest = append(rest, matrix(&l.router, c.Experts, h), matrix(&l.sharedGateUp, 2*c.SharedSize, h),
-				matrix(&l.sharedDown, h, c.SharedSize), matrix(&l.sharedGate, sharedGate, h))
+			rest = append(rest, matrix(&l.router, c.Experts, h), matrix(&l.sharedGateUp, 2*own.SharedSize, h),
+				matrix(&l.sharedDown, h, own.SharedSize), matrix(&l.sharedGate, sharedGate, h))
 		} else {
 			rest = append(rest, matrix(&l.gateUp, 2*ffn, h), matrix(&l.down, h, ffn))
 		}
@@ -383,7 +386,8 @@ func (m *Model) bind() error {
 			var sliced []shaped
 			rest = slices.DeleteFunc(rest, func(t shaped) bool {
 				switch t.tensor {
-				case &l.qkv, &l.qkvBias, &l.out, &l.gateUp, &l.down:
+				case &l.qkv, &l.qkvBias, &l.latent.q, &l.latent.kv, &l.out, &l.gateUp, &l.down, &l.sharedGateUp,
+					&l.sharedDown:
 					sliced = append(sliced, t)
 					return true
 				}
@@ -409,8 +413,8 @@ func (m *Model) bind() error {
 				Index: next})
 			next++
 		}
-		hold(parameters(false, l.sharedGateUp.rows(0, c.SharedSize), l.sharedGateUp.rows(c.SharedSize, c.SharedSize),
-			l.sharedDown, l.sharedGate)...)
+		hold(parameters(false, l.sharedGateUp.rows(0, own.SharedSize),
+			l.sharedGateUp.rows(own.SharedSize, own.SharedSize), l.sharedDown, l.sharedGate)...)
 		if l.hasExperts() {
 			err := bucket(Bucket{Divided: true}, matrix(&l.gateUp, experts, 2*ffn, h), matrix(&l.down, experts, h, ffn))
 			if err != nil {

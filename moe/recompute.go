@@ -56,9 +56,9 @@ func (m *Model) SetRecompute(r Recompute) { m.recompute = r }
 func (m *Model) SetActivations(dtype xpu.DType) { m.activations = dtype }
 
 // restore recomputes the values that the backward pass of layer number reads and the forward pass
-// did not keep, with the input of the feed-forward block in ws.h, and of a dense block also in
-// [Model.heldInputs]. fresh means that the layer was the last in the forward pass, so that the
-// buffers shared by the layers still hold its values.
+// did not keep, with the input of the feed-forward block in ws.h, and of a network that all tokens
+// use also in [Model.heldInputs]. fresh means that the layer was the last in the forward pass, so
+// that the buffers shared by the layers still hold its values.
 func (m *Model) restore(ctx context.Context, l *layer, st *saved, number int, fresh bool) error {
 	w := &m.ws
 	if !fresh && w.shape.recompute.attention() {
@@ -73,7 +73,7 @@ func (m *Model) restore(ctx context.Context, l *layer, st *saved, number int, fr
 	case fresh:
 		return nil
 	case !w.shape.recompute.experts():
-		if l.hasExperts() {
+		if !l.hasNetwork() {
 			return nil
 		}
 		_, err := m.allInputs(ctx)

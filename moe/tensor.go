@@ -10,10 +10,12 @@ import (
 	"mula/xpu/comm"
 )
 
-// Tensor parallelism: the n ranks of [comm.TP] share the matrices of the attention, and of a dense
-// feed-forward block (https://arxiv.org/abs/1909.08053). Rank j has the j-th n-th of the heads:
-// rows of the projections to queries, keys and values, and columns of the output projection. It
-// also has the j-th n-th of the width of a dense block: rows of gate and up, and columns of down.
+// Tensor parallelism: the n ranks of [comm.TP] share the matrices of the attention, of a dense
+// feed-forward block, and of shared experts (https://arxiv.org/abs/1909.08053). Rank j has the j-th
+// n-th of the heads: rows of the projections to queries, keys and values, and columns of the output
+// projection. It also has the j-th n-th of the width of a block: rows of gate and up, and columns
+// of down. In a latent attention, each rank has the projections to latents, and computes the
+// latents of the tokens of all ranks.
 //
 // The ranks also share each row of a batch, and outside of these products each rank computes only
 // its own tokens (https://arxiv.org/abs/2205.05198): embedding, norms, residual stream, router,
@@ -76,20 +78,20 @@ func (c Config) Sliced(name string) (axis int) {
 	_, name, _ = strings.Cut(strings.TrimPrefix(name, "model.layers."), ".")
 	switch name {
 	case "self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight",
-		"self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias":
+		"self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias",
+		"self_attn.q_b_proj.weight", "self_attn.kv_b_proj.weight":
 		return 0
 	case "self_attn.o_proj.weight":
 		return 1
 	}
-	if c.moe() {
-		return -1
-	}
 	names := c.family().blockNames()
-	switch gate, up, down := names.network(names.block + "."); name {
-	case gate, up:
-		return 0
-	case down:
-		return 1
+	for _, block := range []string{".", c.family().shared.block()} { // experts have other names
+		switch gate, up, down := names.network(names.block + block); name {
+		case gate, up:
+			return 0
+		case down:
+			return 1
+		}
 	}
 	return -1
 }
@@ -114,11 +116,14 @@ func (c Config) sliced(n int) Config {
 	if n == 1 {
 		return c
 	}
-	c.HeadSize = c.HeadDim()
+	if !c.latent() {
+		c.HeadSize = c.HeadDim()
+	}
 	c.Heads, c.KVHeads = c.Heads/n, c.KVHeads/n
 	if !c.moe() {
 		c.IntermediateSize /= n
 	}
+	c.DenseSize, c.SharedSize = c.DenseSize/n, c.SharedSize/n
 	return c
 }
 
@@ -128,36 +133,39 @@ func (c Config) checkTensorRanks(n int) string {
 	case n == 1:
 	case c.family().qkNorm == normOfTokens:
 		return fmt.Sprintf("but %s models have norms over all heads of a token; must be 1", c.Architecture)
-	case c.latent():
-		return fmt.Sprintf("but %s models have latent attention; must be 1", c.Architecture)
-	case c.SharedSize > 0:
-		return "but the model has shared experts; must be 1"
-	case c.moe() && c.DenseLayers != "":
-		return "but only some layers of the model have experts; must be 1"
+	case c.family().shared.gated():
+		return fmt.Sprintf("but the shared expert of %s models has a gate; must be 1", c.Architecture)
 	case c.KVHeads%n != 0:
 		return fmt.Sprintf("which does not divide num_key_value_heads %d", c.KVHeads)
 	case !c.moe() && c.IntermediateSize%n != 0:
 		return fmt.Sprintf("which does not divide intermediate_size %d", c.IntermediateSize)
+	case c.DenseSize%n != 0:
+		return fmt.Sprintf("which does not divide dense_intermediate_size %d", c.DenseSize)
+	case c.SharedSize%n != 0:
+		return fmt.Sprintf("which does not divide shared_expert_intermediate_size %d", c.SharedSize)
 	}
 	return ""
 }
 
 // SlicedWeights returns the number of weights of a layer that n ranks of [comm.TP] divide, and the
-// number that each of them holds.
-func (c Config) SlicedWeights(n int) (all, each int64) {
+// number of elements of the largest of these tensors. Both are 0 for one rank.
+func (c Config) SlicedWeights(layer, n int) (all, largest int64) {
 	if n == 1 {
 		return 0, 0
 	}
-	h, q, kv := int64(c.HiddenSize), int64(c.QueryWidth()), int64(c.KVWidth())
-	all = 2*h*q + 2*h*kv
-	if c.family().qkvBias {
-		all += q + 2*kv
+	var list tensorList
+	list.layer(c, layer)
+	for _, t := range list {
+		if c.Sliced(t.Name) >= 0 {
+			all, largest = all+t.Elements(), max(largest, t.Elements())
+		}
 	}
-	if !c.moe() {
-		all += 3 * h * int64(c.IntermediateSize)
-	}
-	return all, all / int64(n)
+	return all, largest
 }
+
+// HasNetwork reports whether a layer has a feed-forward network that all tokens use: instead of
+// experts, or shared experts. Ranks of [comm.TP] share its matrices.
+func (c Config) HasNetwork(layer int) bool { return !c.HasExperts(layer) || c.SharedSize > 0 }
 
 // allTokens are the operands of products over the tokens of all ranks of [comm.TP]; absent without
 // such ranks. T' = n·T.
@@ -209,6 +217,15 @@ func (m *Model) heldInputs() xpu.Tensor {
 	return m.ws.all.h
 }
 
+// attentionInputs returns the inputs of the attention of all ranks, given this rank's in ws.h. held
+// means that allInputs has gathered no others since it gathered them.
+func (m *Model) attentionInputs(ctx context.Context, held bool) (xpu.Tensor, error) {
+	if held {
+		return m.heldInputs(), nil
+	}
+	return m.allInputs(ctx)
+}
+
 // eachRun calls visit for each run of tokens that is contiguous in both orders of all tokens:
 // row by row, and rank by rank.
 func (m *Model) eachRun(visit func(byRow, byRank, length int)) {
@@ -257,8 +274,14 @@ func (m *Model) blockProduct(ctx context.Context, out, a, b xpu.Tensor, opts xpu
 		m.dev.MatMul(out, a, b, opts)
 		return nil
 	}
+	m.dev.MatMul(m.ws.all.y, a, b, xpu.MatMulOptions{})
+	return m.sumOfRanks(ctx, out, opts)
+}
+
+// sumOfRanks sets out to the sum over the ranks of [comm.TP] of ws.all.y, for this rank's tokens,
+// or with opts.Accumulate adds it to out. It waits for the device.
+func (m *Model) sumOfRanks(ctx context.Context, out xpu.Tensor, opts xpu.MatMulOptions) error {
 	e, all := &m.collector, m.ws.all.y
-	m.dev.MatMul(all, a, b, xpu.MatMulOptions{})
 	from, err := xpu.Numbers(ctx, m.dev, all, &e.all)
 	if err != nil {
 		return fmt.Errorf("a pass over %d rows of %d tokens: %w", m.ws.shape.rows, m.ws.shape.s, err)

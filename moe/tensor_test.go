@@ -60,6 +60,12 @@ func sliceOf(p *Parameter, values []float32) []float32 {
 func TestTensorEqualsWhole(t *testing.T) {
 	const tolerance = 1e-5
 	cases := gradientCases(t)
+	plain := cases["deepseek_v3"] // latent attention without a latent of queries
+	plain.QueryRank = 0
+	cases["plain queries"] = plain
+	dense := cases["qwen3_moe"]
+	dense.DenseLayers, dense.DenseSize = "1", 40
+	cases["dense layers"] = dense
 	for _, test := range []struct {
 		name             string
 		expertDP, ep, tp int
@@ -74,6 +80,10 @@ func TestTensorEqualsWhole(t *testing.T) {
 		{name: "dense", expertDP: 2, ep: 1, tp: 2, cp: 2, rows: 2, s: 8, documents: []int{5, 1, 3}},
 		{name: "qwen3_moe", expertDP: 1, ep: 2, tp: 2, cp: 1, rows: 2, s: 6, recompute: RecomputeLayers},
 		{name: "qwen3_moe", expertDP: 2, ep: 2, tp: 2, cp: 1, rows: 1, s: 10, documents: []int{1, 7, 3}},
+		{name: "deepseek_v3", expertDP: 1, ep: 2, tp: 2, cp: 1, rows: 2, s: 6},
+		{name: "plain queries", expertDP: 2, ep: 1, tp: 2, cp: 2, rows: 2, s: 8, documents: []int{5, 1, 3},
+			recompute: RecomputeExperts},
+		{name: "dense layers", expertDP: 1, ep: 2, tp: 2, cp: 1, rows: 2, s: 6, recompute: RecomputeExperts},
 	} {
 		t.Run(fmt.Sprintf("%s, expert_dp %d, ep %d, tp %d, cp %d, %s", test.name, test.expertDP, test.ep, test.tp,
 			test.cp, test.recompute), func(t *testing.T) {
@@ -108,7 +118,7 @@ func TestTensorEqualsWhole(t *testing.T) {
 			} {
 				g := newTensorRanks(t, device, c, shape, test.cp)
 				for _, m := range g.models {
-					for _, p := range m.Parameters() {
+					for _, p := range m.params {
 						m.dev.Write(p.Weight, sliceOf(p, byName(whole, p.Name).Weight.Floats()))
 					}
 					m.SetRecompute(test.recompute)
@@ -265,9 +275,13 @@ func TestTensorMisfits(t *testing.T) {
 	}{
 		{"qwen3_moe", func(*Config) {}, ""},
 		{"dense", func(*Config) {}, ""},
-		{"deepseek_v3", func(*Config) {}, "latent attention"},
-		{"qwen3_moe", func(c *Config) { c.DenseLayers, c.DenseSize = "0", 8 }, "only some layers"},
-		{"qwen3_moe", func(c *Config) { c.SharedSize = c.IntermediateSize }, "shared experts"},
+		{"deepseek_v3", func(*Config) {}, ""},
+		{"nano", func(*Config) {}, "norms over all heads"},
+		{"qwen3_moe", func(c *Config) { c.DenseLayers, c.DenseSize = "1", 7 },
+			"does not divide dense_intermediate_size 7"},
+		{"dense layer", func(*Config) {}, "shared expert of qwen2_moe models has a gate"},
+		{"deepseek_v3", func(c *Config) { c.SharedSize = 33 }, "does not divide shared_expert_intermediate_size 33"},
+		{"llama", func(c *Config) { c.KVHeads = 1 }, "does not divide num_key_value_heads 1"},
 	} {
 		c := cases[test.model]
 		test.change(&c)

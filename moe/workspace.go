@@ -13,9 +13,9 @@ import (
 // arenas that grow to the largest pass so far and serve all later passes. All buffers are device
 // memory unless their comment says that they are on the host.
 //
-// If n ranks share matrices, the products of the attention and of a dense feed-forward block are
-// over the tokens of all of them, T' = n·T, and A, G and I are the sizes of a rank's slices.
-// Otherwise T' is T.
+// If n ranks share matrices, the products of the attention, of a dense feed-forward block and of
+// shared experts are over the tokens of all of them, T' = n·T, and A, G, D (a width) and W are the
+// sizes of a rank's slices. Otherwise T' is T.
 
 // LogitsTokens returns the number of tokens in a block of logits of a vocabulary. Gradients of the
 // head are sums over blocks, so it determines bits. rows and capacity are the ProductRows and the
@@ -67,7 +67,7 @@ type saved struct {
 type gateUps struct {
 	gateUp xpu.Tensor // [R, 2I] of the experts
 	dense  xpu.Tensor // [T', 2D] of a layer without experts
-	shared xpu.Tensor // [T, 2W] of shared experts, in its own memory; absent without them
+	shared xpu.Tensor // [T', 2W] of shared experts, in its own memory; absent without them
 }
 
 // attended holds the results of the attention, and the statistics of the norm after it.
@@ -147,11 +147,11 @@ type workspace struct {
 	dy     xpu.Tensor // [T, H] gradient of the input of a norm after a block
 	dctx   xpu.Tensor // [T', AD] gradient of ctx, in the memory of dh
 	dk, dv xpu.Tensor // like k
-	dqkv   xpu.Tensor // [T', AD+2GD]; [T, AD] with latent attention
+	dqkv   xpu.Tensor // [T', AD+2GD]; [T', AD] with latent attention
 	dact   xpu.Tensor // [R, I]
 	// [T', D] of a layer without experts, in the memory of dact
 	denseDact xpu.Tensor
-	// [T, W] of shared experts
+	// [T', W] of shared experts
 	sharedAct, sharedDact xpu.Tensor
 	sharedGate            sharedGateSpace
 	dweight               xpu.Tensor // [R] gradient of a routing weight
@@ -302,7 +302,7 @@ func (p passShape) kinds(c Config, i, n int) (sparse, dense bool) {
 func (g *gateUps) cut(c Config, p passShape, a *arena, sparse, dense bool) {
 	g.gateUp, g.dense = p.feedForward(c, a, p.rounded, 2, sparse, dense)
 	if g.shared = (xpu.Tensor{}); sparse && c.SharedSize > 0 {
-		g.shared = a.of(p.rounded, p.tokens(), 2*c.SharedSize)
+		g.shared = a.of(p.rounded, p.blockTokens(), 2*c.SharedSize)
 	}
 }
 
@@ -375,7 +375,7 @@ func (w *workspace) cut(c Config, p passShape, a *arena) {
 	w.act, w.denseAct = p.feedForward(c, a, xpu.Float32, 1, sparse, dense)
 	if sparse {
 		if c.SharedSize > 0 {
-			w.sharedAct = a.f32(t, c.SharedSize)
+			w.sharedAct = a.f32(all, c.SharedSize)
 		}
 		if c.family().shared.gated() {
 			w.sharedGate.cut(p, a)
@@ -397,14 +397,14 @@ func (w *workspace) cut(c Config, p passShape, a *arena) {
 		}
 		w.dk, w.dv = heads(c.KVHeads), heads(c.KVHeads)
 		if c.latent() {
-			w.dqkv = a.f32(t, c.QueryWidth())
+			w.dqkv = a.f32(all, c.QueryWidth())
 		} else {
 			w.dqkv = a.f32(all, c.qkvWidth())
 		}
 		w.dact, w.denseDact = p.feedForward(c, a, xpu.Float32, 1, sparse, dense)
 		if sparse {
 			if c.SharedSize > 0 {
-				w.sharedDact = a.f32(t, c.SharedSize)
+				w.sharedDact = a.f32(all, c.SharedSize)
 			}
 			w.dweight = a.f32(r)
 			w.slopes = a.f32(len(c.ExpertLayers(p.from, p.from+p.layers)), max(1, p.rows), c.Experts)

@@ -292,12 +292,18 @@ func TestTensorMemory(t *testing.T) {
 	longtest.SkipIfShort(t)
 	t.Parallel()
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
-	for i, l := range []LayoutConfig{{DP: 1, EP: 1, TP: 2}, {DP: 2, EP: 1, TP: 2}, {DP: 2, EP: 1, TP: 2, CP: 2},
-		{DP: 1, EP: 1, TP: 4, PP: 2, VirtualStages: 2}, {DP: 1, EP: 2, TP: 2}, {DP: 2, EP: 1, TP: 2}} {
-		model := tensorDense
-		if i >= 4 {
-			model = tensorExperts
-		}
+	for i, test := range []struct {
+		model string
+		LayoutConfig
+	}{
+		{tensorDense, LayoutConfig{DP: 1, EP: 1, TP: 2}}, {tensorDense, LayoutConfig{DP: 2, EP: 1, TP: 2}},
+		{tensorDense, LayoutConfig{DP: 2, EP: 1, TP: 2, CP: 2}},
+		{tensorDense, LayoutConfig{DP: 1, EP: 1, TP: 4, PP: 2, VirtualStages: 2}},
+		{tensorExperts, LayoutConfig{DP: 1, EP: 2, TP: 2}}, {tensorExperts, LayoutConfig{DP: 2, EP: 1, TP: 2}},
+		{tensorLatents, LayoutConfig{DP: 1, EP: 2, TP: 2}}, {tensorLatents, LayoutConfig{DP: 2, EP: 1, TP: 2, PP: 2}},
+		{tensorLatents, LayoutConfig{DP: 2, EP: 1, TP: 2, CP: 2}},
+	} {
+		model, l := test.model, test.LayoutConfig
 		for j, recompute := range moe.Recomputes() {
 			if longtest.Rounds(0, 1) == 0 && j != i%len(moe.Recomputes()) {
 				continue

@@ -23,6 +23,11 @@ const (
 		"num_hidden_layers: 4, num_attention_heads: 4, num_key_value_heads: 4}\nattention: documents\n"
 	tensorExperts = "model: {preset: mula-nano, model_type: qwen3_moe, num_hidden_layers: 4, num_key_value_heads: 2, " +
 		"head_dim: 24}\naux_loss: {form: sequence}\n"
+	// latent attention, a layer without experts, and shared experts
+	tensorLatents = "model: {preset: mula-nano, model_type: deepseek_v3, num_hidden_layers: 4, dense_layers: '0', " +
+		"dense_intermediate_size: 48, shared_expert_intermediate_size: 32, norm_topk_prob: true, q_lora_rank: 24, " +
+		"kv_lora_rank: 16, qk_nope_head_dim: 8, qk_rope_head_dim: 4, v_head_dim: 8, rope_interleave: true}\n" +
+		"router_bias: {update_speed: 0.01}\naux_loss: {form: sequence}\n"
 )
 
 // Runs whose ranks share matrices consume the samples of one rank, and have its losses and
@@ -38,6 +43,8 @@ func TestTensorLayouts(t *testing.T) {
 			{DP: 2, EP: 1, TP: 2, CP: 2, PP: 2, VirtualStages: 2}},
 		tensorExperts: {{DP: 1, EP: 2, TP: 2}, {DP: 1, EP: 2, TP: 2, Optimizer: estimate.Unsharded},
 			{DP: 2, EP: 1, TP: 2}, {DP: 1, EP: 2, TP: 2, PP: 2, VirtualStages: 2}},
+		tensorLatents: {{DP: 1, EP: 2, TP: 2}, {DP: 1, EP: 2, TP: 2, PP: 2}, {DP: 1, EP: 1, TP: 4},
+			{DP: 2, EP: 1, TP: 2, CP: 2}, {DP: 1, EP: 2, TP: 2, PP: 2, VirtualStages: 2}},
 	} {
 		more := model + "steps: 4\nevaluate: {every: 2, samples: 5}\n"
 		one := mustRunRanks(t, ranksConfig(t, plan, LayoutConfig{}, more), Options{})
@@ -92,11 +99,16 @@ func TestTensorResumes(t *testing.T) {
 		t.Errorf("the resumed run has weights %.16s, want %.16s", got.Weights, whole.Weights)
 	}
 
-	// So it is with state and weights of bfloat16.
-	c = ranksConfig(t, plan, layout, tensorExperts+"steps: 4\nprecision: bf16_mixed\noptimizer: {moments: bf16}\n")
-	first = gathered(t, mustRun(t, c, stopAfter(1)).Checkpoint)
-	c.Layout.DP, c.Layout.EP = 1, 2
-	compareTensors(t, "bf16_mixed", first, gathered(t, reload(t, c)))
+	// So it is with state and weights of bfloat16, and with latent attention.
+	for model, to := range map[string]LayoutConfig{
+		tensorExperts + "precision: bf16_mixed\noptimizer: {moments: bf16}\n": {DP: 1, EP: 2, TP: 2},
+		tensorLatents: {DP: 1, EP: 1, TP: 4},
+	} {
+		c = ranksConfig(t, plan, layout, model+"steps: 4\n")
+		first = gathered(t, mustRun(t, c, stopAfter(1)).Checkpoint)
+		c.Layout.DP, c.Layout.EP, c.Layout.TP = to.DP, to.EP, to.TP
+		compareTensors(t, model, first, gathered(t, reload(t, c)))
+	}
 }
 
 func compareTensors(t testing.TB, how string, want, got map[string][]float32) {
@@ -159,13 +171,15 @@ func TestTensorBytes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, l := range []LayoutConfig{{DP: 2, EP: 1, TP: 2}, {DP: 2, EP: 1, TP: 2, Optimizer: estimate.Unsharded},
-		{DP: 1, EP: 2, TP: 2}} {
-		model := tensorDense
-		if l.EP > 1 {
-			model = tensorExperts
-		}
-		more := model + fmt.Sprintf("steps: %d\nevaluate: {every: 0}\n", steps)
+	for _, test := range []struct {
+		model string
+		LayoutConfig
+	}{{tensorDense, LayoutConfig{DP: 2, EP: 1, TP: 2}},
+		{tensorDense, LayoutConfig{DP: 2, EP: 1, TP: 2, Optimizer: estimate.Unsharded}},
+		{tensorExperts, LayoutConfig{DP: 1, EP: 2, TP: 2}}, {tensorLatents, LayoutConfig{DP: 1, EP: 2, TP: 2}}} {
+		model, l := test.model, test.LayoutConfig
+		more := strings.Replace(model, "update_speed: 0.01", "update_speed: 0", 1) + // the estimate does not count it
+			fmt.Sprintf("steps: %d\nevaluate: {every: 0}\n", steps)
 		c := ranksConfig(t, path, l, more)
 		var mu sync.Mutex
 		var tokens, weights, votes int64

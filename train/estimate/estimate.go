@@ -121,7 +121,7 @@ func Compute(in Input) (*Result, error) {
 		r.Computed = max(r.Computed, (work+again)*tokens)
 		dispatch := dispatchTraffic(c, i, l, in.Trainer)
 		sequences := sequenceTraffic(c, s, l, in.Trainer)
-		tensor := tensorTraffic(c, s, l, in.Trainer)
+		tensor := tensorTraffic(c, i, l, in.Trainer)
 		weights := OptimizerTraffic(s, l, in.Trainer)
 		votes := slices.Concat(StageVotes(c, i, l, in.Trainer), ofWorld)
 		forVotes = max(forVotes, r.seconds(votes))

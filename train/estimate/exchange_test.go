@@ -359,10 +359,18 @@ func TestTensorTrafficIsCounted(t *testing.T) {
 	experts.Architecture = moe.Qwen3MoE
 	dense := experts
 	dense.Architecture, dense.Experts, dense.ExpertsPerToken, dense.RouterAuxLossCoef = moe.Llama, 0, 0, 0
+	deepSeek := experts
+	deepSeek.Architecture, deepSeek.KVHeads, deepSeek.HeadSize = moe.DeepSeekV3, deepSeek.Heads, 0
+	deepSeek.KVRank, deepSeek.PlainSize, deepSeek.RotatedSize, deepSeek.ValueSize = 24, 6, 4, 8
+	deepSeek.RopeInterleave, deepSeek.Groups, deepSeek.TopGroups, deepSeek.RoutingScale = true, 4, 2, 2.5
+	deepSeek.SharedSize, deepSeek.DenseLayers, deepSeek.DenseSize = 2*deepSeek.IntermediateSize, "0", 40
+	deepSeek.RouterAuxLossCoef = 0
+	latents := deepSeek
+	latents.QueryRank = 16
 	for _, test := range []struct {
 		c  moe.Config
 		tp int
-	}{{experts, 2}, {dense, 2}, {dense, 4}} {
+	}{{experts, 2}, {dense, 2}, {dense, 4}, {deepSeek, 2}, {latents, 2}} {
 		for _, recompute := range []moe.Recompute{moe.RecomputeNone, moe.RecomputeExperts, moe.RecomputeLayers} {
 			l := Layout{Shape: shape(1, 1, 1).With(comm.TP, test.tp), Optimizer: EPSO, Dispatch: moe.AllToAll,
 				BatchSize: rows * micro, MicroBatchSize: rows, SequenceLength: length, Recompute: recompute}
@@ -391,11 +399,10 @@ func TestTensorTrafficIsCounted(t *testing.T) {
 				}
 				return mesh.Group(comm.TP), nil
 			})
-			stages, err := Stages(test.c, l)
-			if err != nil {
+			if _, err := Stages(test.c, l); err != nil {
 				t.Fatal(err)
 			}
-			for _, e := range tensorTraffic(test.c, stages[0], l, Mula) {
+			for _, e := range tensorTraffic(test.c, 0, l, Mula) {
 				if got := counts[e.Operation]; got != e.Total || got == 0 {
 					t.Errorf("tp %d, %d experts, recompute %s, %s: %d bytes were sent, the formula says %d", test.tp,
 						test.c.Experts, recompute, e.Name, got, e.Total)

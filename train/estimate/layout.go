@@ -264,6 +264,7 @@ type Stage struct {
 	Sliced     int64 `json:"sliced"`  // weights of the rank's slices of matrices, with tp
 
 	inLayers int64 // the part of Replicated that is in layers
+	slices   int64 // the part of Sliced that is in a layer, the most of a layer
 }
 
 // Elements is the number of weights on the rank.
@@ -282,14 +283,16 @@ func Stages(c moe.Config, l Layout) ([]Stage, error) {
 // stages is Stages for a valid layout.
 func stages(c moe.Config, l Layout) []Stage {
 	embedding, norm := int64(c.VocabSize)*int64(c.HiddenSize), int64(c.NormWeights())
-	shared, sliced := c.SlicedWeights(l.Size(comm.TP))
 	stages := make([]Stage, l.Size(comm.PP))
 	for i := range stages {
 		numbers := c.StageLayers(i, l.Size(comm.PP), l.VirtualStages)
-		s := Stage{Layers: len(numbers), Sliced: int64(len(numbers)) * sliced}
+		s := Stage{Layers: len(numbers)}
 		for _, layer := range numbers {
 			replicated, expert := c.LayerParameters(layer)
-			replicated -= shared
+			sliced, _ := c.SlicedWeights(layer, l.Size(comm.TP))
+			replicated -= sliced
+			sliced /= int64(l.Size(comm.TP))
+			s.Sliced, s.slices = s.Sliced+sliced, max(s.slices, sliced)
 			s.PerLayer = max(s.PerLayer, replicated)
 			s.Replicated += replicated
 			s.inLayers += replicated

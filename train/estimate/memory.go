@@ -166,7 +166,7 @@ func roundedBytes(c moe.Config, l Layout, t Trainer, s Stage) int64 {
 		most = max(most, s.divided())
 	}
 	if l.Size(comm.Slices) > 1 {
-		most = max(most, s.Sliced/int64(s.Layers))
+		most = max(most, s.slices)
 	}
 	return int64(t.Gradients) * most
 }
@@ -194,11 +194,12 @@ func SumBytes(c moe.Config, l Layout, t Trainer, stage int) int64 {
 	type bucket struct{ elements, tensor, norm int64 }
 	var layers []bucket // without experts
 	tp := int64(l.Size(comm.TP))
-	shared, _ := c.SlicedWeights(int(tp))
+	sliced := bucket{elements: s.slices}
 	for _, i := range c.StageLayers(stage, l.Size(comm.PP), l.VirtualStages) {
 		elements, expert := c.LayerParameters(i)
-		elements -= shared
-		largest := h
+		all, most := c.SlicedWeights(i, int(tp))
+		elements, sliced.tensor = elements-all, max(sliced.tensor, most/tp)
+		largest := h * int64(max(1, c.QueryRank, c.KVRank+c.RotatedSize)) // of latent attention
 		if tp == 1 {
 			largest = h * q
 		}
@@ -213,13 +214,6 @@ func SumBytes(c moe.Config, l Layout, t Trainer, stage int) int64 {
 		}
 	}
 	experts, end := bucket{s.divided(), h * int64(c.IntermediateSize), 0}, bucket{}
-	sliced := bucket{elements: s.Sliced / int64(s.Layers)}
-	if tp > 1 {
-		sliced.tensor = h * q / tp
-		if c.Dense() {
-			sliced.tensor = h * max(q, int64(c.IntermediateSize)) / tp
-		}
-	}
 	if n, norm := s.end(c); n > 0 {
 		end = bucket{n, vocabulary, norm}
 	}

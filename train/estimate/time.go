@@ -169,17 +169,22 @@ func (m *Machine) seconds(p place, e Exchange, how collectives) float64 {
 }
 
 // flops returns the FLOPs of stage i for one token in a forward and backward pass, and the
-// additional FLOPs of recomputation. Attention counts in full, without the causal mask.
+// additional FLOPs of recomputation and of latents, which each of the ranks that share matrices
+// computes. Attention counts in full, without the causal mask.
 func flops(c moe.Config, l Layout, i int) (model, again float64) {
+	latents := 6 * float64(c.HiddenSize) * float64(c.QueryRank+c.KVRank+c.RotatedSize) * float64(l.Size(comm.TP)-1)
+	repeated := 0.0
 	for _, layer := range c.StageLayers(i, l.Size(comm.PP), l.VirtualStages) {
 		model += c.LayerFLOPs(layer, l.SequenceLength)
+		repeated += latents
 		if l.Recompute == moe.RecomputeExperts {
 			again += 6 * float64(c.HiddenSize) * float64(c.ActiveWidth(layer))
 		}
 	}
 	if l.Recompute == moe.RecomputeLayers {
-		again = model / 3
+		again = (model + repeated) / 3
 	}
+	again += repeated
 	if i == l.Size(comm.PP)-1 {
 		model += 6 * float64(c.VocabSize) * float64(c.HiddenSize)
 	}

@@ -187,28 +187,32 @@ func sequenceTraffic(c moe.Config, s Stage, l Layout, t Trainer) []Exchange {
 
 // tensorTraffic returns the exchanges per step between ranks that share matrices, for a rank of a
 // stage. A rank sends its tokens' hidden states, in all-gathers, and its products for the tokens of
-// the others, in reduce-scatters. In each layer the attention and a dense feed-forward block do
-// this once in the forward pass. In the backward pass they gather the gradients of their outputs,
-// and their inputs again, if another block has gathered since. Recomputation of a layer repeats the
-// attention of the forward pass. For other trainers it returns nil.
-func tensorTraffic(c moe.Config, s Stage, l Layout, t Trainer) []Exchange {
+// the others, in reduce-scatters. In each layer, the attention and a feed-forward network that all
+// tokens use ([moe.Config.HasNetwork]) do this once in the forward pass. In the backward pass they
+// gather the gradients of their outputs, and their inputs again, if another block has gathered
+// since. Recomputation of a layer repeats the attention of the forward pass. For other trainers it
+// returns nil.
+func tensorTraffic(c moe.Config, i int, l Layout, t Trainer) []Exchange {
 	n := int64(l.Size(comm.TP))
 	if n == 1 || !t.Own {
 		return nil
 	}
-	micro, depth := int64(l.MicroBatches()), int64(s.Layers)
-	again := depth
-	if l.keepsLast(micro) {
-		again-- // the last layer
-	}
-	gathers, sums := 2*depth+again, 2*depth
-	if c.Dense() {
-		gathers, sums = 5*depth+again, 4*depth
-	}
-	if l.Recompute == moe.RecomputeLayers {
-		sums += again
-		if c.Dense() { // otherwise the backward pass of the attention does not gather its inputs
-			gathers += again
+	micro, numbers := int64(l.MicroBatches()), c.StageLayers(i, l.Size(comm.PP), l.VirtualStages)
+	var gathers, sums int64
+	for k, layer := range numbers {
+		again := int64(1)
+		if l.keepsLast(micro) && k == len(numbers)-1 {
+			again = 0
+		}
+		gathers, sums = gathers+2+again, sums+2
+		if c.HasNetwork(layer) {
+			gathers, sums = gathers+3, sums+2
+		}
+		if l.Recompute == moe.RecomputeLayers {
+			sums += again
+			if c.HasNetwork(layer) { // otherwise the backward pass of the attention does not gather its inputs
+				gathers += again
+			}
 		}
 	}
 	// of all ranks in one exchange in each micro-batch: each has l.tokens
@@ -285,7 +289,8 @@ func StageVotes(c moe.Config, i int, l Layout, t Trainer) []Exchange {
 //     or with ReduceNorm an all-reduce of an exact sum (160 bytes)
 //
 // Steps that measure the sizes of updates, steps with skipped positions, `attention: documents`,
-// evaluations and checkpoints send more, which is not counted. For other trainers it returns nil.
+// updates of correction biases, evaluations and checkpoints send more, which is not counted. For
+// other trainers it returns nil.
 func WorldVotes(c moe.Config, l Layout, t Trainer) []Exchange {
 	n := int64(l.Ranks())
 	if n == 1 || !t.Own {
