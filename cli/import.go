@@ -18,7 +18,7 @@ import (
 func importCommand() *cli.Command {
 	return &cli.Command{
 		Name:  "import",
-		Usage: "check a Hugging Face model or a DeepSpeed checkpoint, and convert it for mula train",
+		Usage: "check a Hugging Face model, or a checkpoint of Megatron or DeepSpeed, and convert it for mula train",
 		Description: "The command fails, and names the tensor or setting, if a weight is missing, has the wrong " +
 			"shape or\n" +
 			"contains NaN or Inf, or if config.json has a feature that mula does not compute exactly. The model\n" +
@@ -34,18 +34,19 @@ func importCommand() *cli.Command {
 			"token to complete copies, so the first logits equal the dense model's. reinitialize=0.5 draws half of\n" +
 			"each expert's intermediate elements again, so that experts differ from the start; then the first\n" +
 			"logits differ.\n\n" +
-			"--from may also be a checkpoint of DeepSpeed: ZeRO of stage 1, 2 or 3, or a universal checkpoint, of a\n" +
-			"Hugging Face model. --output writes the model. --config writes the first checkpoint of the run of a\n" +
-			"train.yaml instead, with weights, AdamW's moments and the position in the data. mula train then\n" +
-			"resumes from it. mula reads only tensors and plain data of the checkpoint's pickles, and runs\n" +
-			"no code.\n\n" +
+			"--from may also be a checkpoint of DeepSpeed (ZeRO of stage 1, 2 or 3, or universal) or a distributed\n" +
+			"checkpoint of Megatron core (torch_dist). --output writes the model. --config writes the first\n" +
+			"checkpoint of the run of a train.yaml instead, with weights, AdamW's moments and the position in the\n" +
+			"data. mula train then resumes from it. mula reads only tensors and plain data of the checkpoint's\n" +
+			"pickles, and runs no code.\n\n" +
 			"Example: mula import --from OLMoE-1B-7B-0924 --output olmoe\n" +
 			"         mula import --from Qwen3-0.6B --output moe --upcycle experts=64,top_k=8,granularity=8\n" +
-			"         mula import --from zero/global_step5000 --config train.yaml && mula train --config train.yaml",
+			"         mula import --from zero/global_step5000 --config train.yaml && mula train --config train.yaml\n" +
+			"         mula import --from megatron/iter_0005000 --model-files Llama-3-8B --config train.yaml",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "from",
 				Usage: "read the Hugging Face model in `DIR`, which may be a URL of an object store, or the " +
-					"checkpoint of DeepSpeed there (required)"},
+					"checkpoint of Megatron or DeepSpeed there (required)"},
 			&cli.StringFlag{Name: "output", Aliases: []string{"o"},
 				Usage: "write the new folder `DIR`; may be a URL of an object store (default: only check the model)"},
 			&cli.StringFlag{Name: "dtype",
@@ -55,13 +56,14 @@ func importCommand() *cli.Command {
 				Usage: "make a mixture of experts from a dense model, as `KEY=N,…` of experts, top_k, granularity " +
 					"(default 1), reinitialize (0 to 1, default 0) and seed (default 0)"},
 			&cli.StringFlag{Name: "config",
-				Usage: "write the first checkpoint of the run of `FILE`, a train.yaml, from DeepSpeed's checkpoint"},
+				Usage: "write the first checkpoint of the run of `FILE`, a train.yaml, from a checkpoint of Megatron " +
+					"or DeepSpeed"},
 			&cli.Int64Flag{Name: "step", Value: -1, DefaultText: "the samples of the checkpoint / batch_size",
 				Usage: "with --config, count the checkpoint as step `N` of the run, at position N · batch_size of " +
 					"the plan"},
 			&cli.StringFlag{Name: "model-files",
-				Usage: "read config.json and the tokenizer of DeepSpeed's model in `DIR` (default: the checkpoint, " +
-					"or its parent)"},
+				Usage: "read config.json and the tokenizer of Megatron's or DeepSpeed's model in `DIR` (default: the " +
+					"checkpoint, or its parent)"},
 			jsonFlag,
 		},
 		Action: runImport,
@@ -137,8 +139,8 @@ func importedModel(c *cli.Context) (checkpoint.ModelDir, error) {
 	}
 	for _, name := range []string{"config", "step", "model-files"} {
 		if c.IsSet(name) {
-			return checkpoint.ModelDir{}, usagef("--%s needs a checkpoint of DeepSpeed, but %s is none; to train from "+
-				"a Hugging Face model, set initialize_from in train.yaml", name, from)
+			return checkpoint.ModelDir{}, usagef("--%s needs a checkpoint of Megatron or DeepSpeed, but %s is none; "+
+				"to train from a Hugging Face model, set initialize_from in train.yaml", name, from)
 		}
 	}
 	dir, refused, err := checkpoint.FindModel(c.Context, from)

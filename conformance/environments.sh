@@ -146,9 +146,9 @@ for name in "$@"; do
 		"$pip" --python "$env" install -q --no-deps --ignore-requires-python --no-binary megatron-core "megatron-core==$version"
 		"$pip" --python "$env" install -q packaging
 		;;
-	megatron-*)
+	megatron-*) # psutil and pyarrow for mcore.py
 		"$pip" --python "$env" install -q --no-deps "megatron-core==$version"
-		"$pip" --python "$env" install -q packaging
+		"$pip" --python "$env" install -q packaging psutil pyarrow
 		;;
 	olmo-*) # the requirements of its data package, without torch, which exists already
 		"$pip" --python "$env" install -q --no-deps "ai2-olmo-core==$version"

@@ -56,6 +56,10 @@ func Import(ctx context.Context, config Config, model checkpoint.ModelDir, o Imp
 		return result, fmt.Errorf("optimizer.name is %s, but the moments in %s are AdamW's; set optimizer.name to %s, "+
 			"or use only the weights: mula import --output, and initialize_from", name, from.Dir, optimizer.AdamW)
 	}
+	if from.NoMoments != nil {
+		return result, fmt.Errorf("%w; or use only the weights: mula import --output, and initialize_from",
+			from.NoMoments)
+	}
 	if err := model.CheckConfig(config.Model.Config); err != nil {
 		return result, err
 	}

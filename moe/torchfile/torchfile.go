@@ -87,6 +87,13 @@ func Open(path string, allowed func(pickle.Global) bool) (*File, error) {
 	return parse(closedFile(path), info.Size(), path, allowed)
 }
 
+// OpenSection is [Open] for a file of torch.save in n bytes of the file at path, from byte first
+// on.
+func OpenSection(path string, first, n int64, allowed func(pickle.Global) bool) (*File, error) {
+	name := fmt.Sprintf("%s, from byte %d", path, first)
+	return parse(io.NewSectionReader(closedFile(path), first, n), n, name, allowed)
+}
+
 // A closedFile is the path of a file that is opened for each read.
 type closedFile string
 

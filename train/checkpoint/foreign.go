@@ -16,6 +16,7 @@ import (
 	"mula/shards"
 	"mula/train/foreign"
 	"mula/train/foreign/deepspeed"
+	"mula/train/foreign/megatron"
 	"mula/train/optimizer"
 )
 
@@ -23,26 +24,39 @@ import (
 // and tokenizer in the folder model. If model is "", it uses the first of these that has a
 // config.json: the checkpoint, its parent. ok is false if dir has no such checkpoint.
 func FindForeign(dir, model string) (m ModelDir, ok bool, err error) {
-	found, ok := deepspeed.Find(dir)
+	if found, ok := deepspeed.Find(dir); ok {
+		if m.Foreign, err = deepspeed.Open(found); err == nil {
+			m.Dir, err = modelFiles(found, model)
+		}
+		return m, true, err
+	}
+	found, ok := megatron.Find(dir)
 	if !ok {
 		return ModelDir{}, false, nil
 	}
-	m.Foreign, err = deepspeed.Open(found)
-	if err != nil {
+	if m.Dir, err = modelFiles(found, model); err != nil {
 		return ModelDir{}, true, err
 	}
-	if model != "" {
-		m.Dir = model
-		return m, true, nil
+	c, err := moe.ReadConfig(filesystem.OS{}, m.Dir)
+	if err == nil {
+		m.Foreign, err = megatron.Open(found, c)
 	}
-	for _, m.Dir = range []string{found, filepath.Dir(filepath.Clean(found))} {
-		if _, err := os.Stat(filepath.Join(m.Dir, modelConfig)); err == nil {
-			return m, true, nil
+	return m, true, err
+}
+
+// modelFiles returns the folder of the model's config.json and tokenizer, as in [FindForeign].
+func modelFiles(found, model string) (string, error) {
+	if model != "" {
+		return model, nil
+	}
+	for _, dir := range []string{found, filepath.Dir(filepath.Clean(found))} {
+		if _, err := os.Stat(filepath.Join(dir, modelConfig)); err == nil {
+			return dir, nil
 		} else if !errors.Is(err, fs.ErrNotExist) {
-			return ModelDir{}, true, err
+			return "", err
 		}
 	}
-	return ModelDir{}, true, fmt.Errorf("%s has no %s, and neither has its parent; name the folder of the model's "+
+	return "", fmt.Errorf("%s has no %s, and neither has its parent; name the folder of the model's "+
 		"%s and tokenizer with --model-files", found, modelConfig, modelConfig)
 }
 

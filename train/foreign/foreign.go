@@ -3,10 +3,15 @@
 package foreign
 
 import (
+	"errors"
 	"fmt"
+	"slices"
+	"strings"
 
+	"mula/internal/pickle"
 	"mula/moe"
 	"mula/moe/safetensors"
+	"mula/moe/torchfile"
 )
 
 // A Kind is a kind of values that a training state has for each weight.
@@ -42,6 +47,51 @@ type State struct {
 	Settings string // of the optimizer, as a phrase; "" if unknown
 
 	Parameters []Parameter
+	NoMoments  error // why moments cannot be read; nil: they can
+}
+
+// Settings describes settings of an optimizer, by their names in its groups of parameters.
+func Settings(groups []pickle.Value, names ...string) string {
+	var parts []string
+	for _, name := range names {
+		var values []string
+		for _, item := range groups {
+			d, ok := item.(*pickle.Dict)
+			if !ok {
+				continue
+			}
+			v, ok := d.Get(name)
+			text := fmt.Sprint(v)
+			if ok && !slices.Contains(values, text) {
+				values = append(values, text)
+			}
+		}
+		if values != nil {
+			parts = append(parts, name+" "+strings.Join(values, " and "))
+		}
+	}
+	return strings.Join(parts, ", ")
+}
+
+// Count returns an optimizer's number of updates, a number or a tensor of one number.
+func Count(step pickle.Value) (int64, error) {
+	switch v := step.(type) {
+	case int64:
+		if v >= 0 {
+			return v, nil
+		}
+	case float64:
+		if v >= 0 && v < 1<<53 {
+			return int64(v), nil
+		}
+	case *torchfile.Tensor:
+		n, err := v.Number()
+		if err != nil {
+			return 0, err
+		}
+		return Count(n)
+	}
+	return 0, errors.New("step is missing or not a number")
 }
 
 // Stored returns the values of a kind as a stored model of configuration c. The error lists every

@@ -357,23 +357,11 @@ func (g *group) add(adam dict, weights pickle.Value, i int) (updates int64, err 
 
 // count returns the value of a number of updates.
 func count(v pickle.Value, path string) (int64, error) {
-	switch v := v.(type) {
-	case int64:
-		if v >= 0 {
-			return v, nil
-		}
-	case float64:
-		if v >= 0 && v < 1<<53 {
-			return int64(v), nil
-		}
-	case *torchfile.Tensor:
-		n, err := v.Number()
-		if err != nil {
-			return 0, err
-		}
-		return count(n, path)
+	n, err := foreign.Count(v)
+	if err != nil {
+		return 0, fmt.Errorf("%s: %w", path, err)
 	}
-	return 0, fmt.Errorf("%s: step is missing or not a number", path)
+	return n, nil
 }
 
 // A shape is the shape of a parameter.
@@ -505,25 +493,7 @@ func settings(adam dict) string {
 	if err != nil {
 		return ""
 	}
-	var parts []string
-	for _, name := range []string{"betas", "eps", "weight_decay", "lr"} {
-		var values []string
-		for _, item := range list {
-			d, ok := item.(*pickle.Dict)
-			if !ok {
-				continue
-			}
-			v, ok := d.Get(name)
-			text := fmt.Sprint(v)
-			if ok && !slices.Contains(values, text) {
-				values = append(values, text)
-			}
-		}
-		if values != nil {
-			parts = append(parts, name+" "+strings.Join(values, " and "))
-		}
-	}
-	return strings.Join(parts, ", ")
+	return foreign.Settings(list, "betas", "eps", "weight_decay", "lr")
 }
 
 // universal reads a universal checkpoint: a folder for each parameter.

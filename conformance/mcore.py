@@ -1,0 +1,398 @@
+#!/usr/bin/env python3
+"""Converts checkpoints between Megatron core and mula, and compares weights and losses.
+
+    conformance/environments.sh DIR megatron-0.16.1 && make build
+    DIR/megatron-0.16.1/bin/python conformance/mcore.py [--case NAME…] [--write]
+
+Megatron core's own GPTModel, DistributedDataParallel and DistributedOptimizer train a random model
+on the CPU (gloo), save a distributed checkpoint (torch_dist) after SAVED steps, and train on. mula
+imports the weights, which must have the bits of the optimizer's fp32 parameters. mula also imports
+the training state (mula import --config) and trains the same steps on the same batches. The first
+loss depends on the weights, the following losses on the moments and the number of updates.
+
+Megatron core needs a GPU. This script replaces calls of CUDA by calls for the CPU, and the
+processes that write files by threads. It does not change layers, optimizer or checkpoints.
+
+Exits with 1 if a weight differs, or a loss differs by more than 1e-5.
+
+--write writes train/foreign/megatron/testdata/llama.json instead: the files of a tiny checkpoint,
+and the SHA-256 of each of its tensors under the names of Hugging Face.
+"""
+
+import argparse, base64, contextlib, gzip, hashlib, json, os, pathlib
+import queue, struct, sys, tempfile, threading, types, warnings
+
+os.environ["OMP_NUM_THREADS"] = "1"
+warnings.filterwarnings("ignore")
+import torch
+
+torch.set_num_threads(1)
+
+
+def without_cuda():
+    """Makes Megatron core work on the CPU."""
+
+    def on_cpu(make):
+        return lambda *a, **k: make(*a, **{**k, "device": "cpu"} if k.get("device") == "cuda" else k)
+
+    for name in ("tensor", "zeros", "empty", "full", "ones"):
+        setattr(torch, name, on_cpu(getattr(torch, name)))
+    torch.cuda.current_device = lambda: torch.device("cpu")
+    torch.cuda.synchronize = lambda *a: None
+    torch.Tensor.cuda = lambda self, *a, **k: self
+    kind = torch.Tensor.type  # the optimizer accepts parameters with names of GPU types only
+
+    def type_of(self, *a, **k):
+        name = kind(self, *a, **k)
+        return name.replace("torch.", "torch.cuda.") if isinstance(name, str) and not a else name
+
+    torch.Tensor.type = type_of
+
+
+without_cuda()
+import megatron.core
+from megatron.core import dist_checkpointing, parallel_state
+from megatron.core.dist_checkpointing.strategies import filesystem_async
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.tensor_parallel import random
+from megatron.core.transformer.moe import moe_utils
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+import training
+
+random.CudaRNGStatesTracker.fork = lambda self, *a: contextlib.nullcontext()
+moe_utils.te_general_gemm = None  # Transformer Engine's product of routers, which is not defined without it
+
+
+class Threads:
+    """The multiprocessing context of the writers of checkpoints."""
+
+    Queue = JoinableQueue = queue.Queue
+    Process = threading.Thread
+    Manager = staticmethod(lambda: Threads)
+
+
+filesystem_async.mp = types.SimpleNamespace(get_context=lambda name: Threads)
+
+here = pathlib.Path(__file__).resolve().parent
+TOLERANCE = 1e-5
+SAVED, STEPS = 3, 6
+BATCH, LENGTH = 4, 32
+VOCABULARY, PADDED = 512, 640
+RATE, BETAS, EPS, DECAY = 1e-3, (0.9, 0.95), 1e-8, 0.1
+
+SIZES = dict(vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+             head_dim=8, max_position_embeddings=64, pad_token_id=None, bos_token_id=1, eos_token_id=2,
+             rms_norm_eps=1e-5, rope_theta=10000.0, hidden_act="silu", tie_word_embeddings=False)
+LLAMA = dict(model_type="llama", architectures=["LlamaForCausalLM"], intermediate_size=48, **SIZES)
+QWEN3 = {**LLAMA, "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "tie_word_embeddings": True}
+QWEN2 = {**LLAMA, "model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}
+QWEN2.pop("head_dim")
+MIXTRAL = dict(model_type="mixtral", architectures=["MixtralForCausalLM"], intermediate_size=24, num_local_experts=4,
+               num_experts_per_tok=2, sliding_window=None, **SIZES)
+
+# config.json, and the settings of Megatron core: ranks, tensor-parallel and expert-parallel ranks
+# among them, and whether each layer has names of its own.
+CASES = {
+    "llama": (LLAMA, dict()),
+    "llama, 2 tensor-parallel ranks": (LLAMA, dict(ranks=2, tensor=2)),
+    "llama, 2 data-parallel ranks, a name a layer": (LLAMA, dict(ranks=2, layers=True)),
+    "qwen2": (QWEN2, dict()),
+    "qwen3, tied embeddings": (QWEN3, dict()),
+    "mixtral": (MIXTRAL, dict()),
+    "mixtral, 2 expert-parallel ranks": (MIXTRAL, dict(ranks=2, experts=2)),
+}
+
+
+class Run:
+    """A training run of Megatron core, as its training loop assembles the parts."""
+
+    def __init__(self, config, tensor=1, experts=1, layers=False, **_):
+        parallel_state.initialize_model_parallel(tensor, expert_model_parallel_size=experts,
+                                                 expert_tensor_parallel_size=1)
+        torch.manual_seed(1)
+        count = config.get("num_local_experts")
+        moe = dict(num_moe_experts=count, moe_router_topk=config["num_experts_per_tok"],
+                   moe_router_load_balancing_type="none", moe_token_dispatcher_type="allgather",
+                   moe_ffn_hidden_size=config["intermediate_size"]) if count else {}
+        normed = config["model_type"] == "qwen3"
+        size = config["hidden_size"] // config["num_attention_heads"]
+        settings = TransformerConfig(
+            num_layers=config["num_hidden_layers"], hidden_size=config["hidden_size"],
+            num_attention_heads=config["num_attention_heads"], num_query_groups=config["num_key_value_heads"],
+            kv_channels=size, ffn_hidden_size=config["intermediate_size"], normalization="RMSNorm",
+            layernorm_epsilon=config["rms_norm_eps"], gated_linear_unit=True,
+            activation_func=torch.nn.functional.silu, add_bias_linear=False,
+            add_qkv_bias=config["model_type"] == "qwen2", qk_layernorm=normed, hidden_dropout=0.0,
+            attention_dropout=0.0, use_cpu_initialization=True, bias_activation_fusion=False,
+            masked_softmax_fusion=False, bias_dropout_fusion=False, apply_rope_fusion=False,
+            gradient_accumulation_fusion=False, tensor_model_parallel_size=tensor, expert_model_parallel_size=experts,
+            sequence_parallel=False, params_dtype=torch.float32, **moe)
+        spec = get_gpt_layer_local_spec(num_experts=count, moe_grouped_gemm=False, qk_layernorm=normed,
+                                        normalization="RMSNorm")
+        model = GPTModel(config=settings, transformer_layer_spec=spec, vocab_size=PADDED, max_sequence_length=LENGTH,
+                         position_embedding_type="rope", rotary_base=int(config["rope_theta"]),
+                         share_embeddings_and_output_weights=config["tie_word_embeddings"])
+        self.tensor, self.untied = tensor, not config["tie_word_embeddings"]
+        self.model = DistributedDataParallel(settings, DistributedDataParallelConfig(use_distributed_optimizer=True),
+                                             model)
+        self.optimizer = get_megatron_optimizer(
+            OptimizerConfig(optimizer="adam", lr=RATE, weight_decay=DECAY, adam_beta1=BETAS[0], adam_beta2=BETAS[1],
+                            adam_eps=EPS, clip_grad=1.0, use_distributed_optimizer=True, params_dtype=torch.float32),
+            [self.model])
+        for group in self.optimizer.param_groups:  # as OptimizerParamScheduler does
+            group["weight_decay"] = DECAY * group["wd_mult"]
+        self.metadata = {"distrib_optim_sharding_type": "fully_reshardable", "chained_optim_avoid_prefix": True,
+                         "singleton_local_shards": False, "non_homogeneous_layers": layers}
+
+    def logits_loss(self, rows):
+        """The mean loss of rows, without the padding of the vocabulary."""
+        mask = torch.triu(torch.ones(1, 1, LENGTH, LENGTH, dtype=torch.bool), 1)
+        logits = self.model(rows[:, :-1], torch.arange(LENGTH).expand(len(rows), LENGTH), mask).float()
+        if self.tensor > 1:
+            from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region
+
+            logits = gather_from_tensor_model_parallel_region(logits)
+        return torch.nn.functional.cross_entropy(logits[..., :VOCABULARY].reshape(-1, VOCABULARY),
+                                                 rows[:, 1:].reshape(-1))
+
+    def advance(self, batches):
+        """Trains on batches, and returns the mean losses."""
+        rank, size = parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size()
+        losses = []
+        for batch in batches:
+            self.model.zero_grad_buffer()
+            self.optimizer.zero_grad()
+            loss = self.logits_loss(batch.chunk(size)[rank])
+            loss.backward()
+            self.model.finish_grad_sync()
+            done, _, _ = self.optimizer.step()
+            assert done
+            mean = loss.detach().clone()
+            torch.distributed.all_reduce(mean)
+            losses.append(mean.item() / torch.distributed.get_world_size())
+        return losses
+
+    def state(self, step, loading=False):
+        model = self.model.module.sharded_state_dict(metadata=self.metadata)
+        optimizer = self.optimizer.sharded_state_dict(model, is_loading=loading, metadata=self.metadata)
+        return {"model": model, "optimizer": optimizer, "iteration": step, "checkpoint_version": 3.0,
+                "args": argparse.Namespace(consumed_train_samples=step * BATCH, norm_epsilon=1e-5, rotary_base=10000,
+                                           untie_embeddings_and_output_weights=self.untied)}
+
+
+def in_ranks(folder, ranks, work, *args):
+    """Runs work in processes, with their output in files, and fails if one of them fails."""
+    children = []
+    for rank in range(ranks):
+        child = os.fork()
+        if child == 0:
+            log = os.open(folder / f"rank{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            os.dup2(log, 1), os.dup2(log, 2)
+            code = 1
+            try:
+                os.environ.update(RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_RANK=str(rank),
+                                  MASTER_ADDR="127.0.0.1", MASTER_PORT="29531")
+                torch.distributed.init_process_group("gloo")
+                work(folder, *args)
+                torch.distributed.barrier()
+                code = 0
+            except BaseException:
+                import traceback
+
+                traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(code)
+        children.append(child)
+    if any([os.waitpid(child, 0)[1] for child in children]):
+        sys.exit((folder / "rank0.log").read_text() + f"\na rank failed; see {folder}")
+
+
+def original(folder, config, settings, batches):
+    run = Run(config, **settings)
+    losses = run.advance(batches[:SAVED])
+    checkpoint = folder / f"iter_{SAVED:07d}"
+    checkpoint.mkdir(exist_ok=True)
+    dist_checkpointing.save(run.state(SAVED), str(checkpoint))
+    if torch.distributed.get_rank() == 0:
+        (folder / "latest_checkpointed_iteration.txt").write_text(str(SAVED))
+        (folder / "config.json").write_text(json.dumps(config))
+    losses += run.advance(batches[SAVED:])
+    if torch.distributed.get_rank() == 0:
+        (folder / "losses.json").write_text(json.dumps(losses))
+
+
+def safetensors(path):
+    """The tensors of a safetensors file of fp32."""
+    data = path.read_bytes()
+    (n,) = struct.unpack("<Q", data[:8])
+    return {
+        name: torch.frombuffer(bytearray(data[8 + n + t["data_offsets"][0] : 8 + n + t["data_offsets"][1]]),
+                               dtype=torch.float32).reshape(t["shape"])
+        for name, t in json.loads(data[8 : 8 + n]).items() if name != "__metadata__"
+    }
+
+
+def renamed(config, get):
+    """The tensors of Hugging Face, from get(name of Megatron core, layer)."""
+    tensors = {"model.embed_tokens.weight": get("embedding.word_embeddings.weight")[:VOCABULARY],
+               "model.norm.weight": get("decoder.final_layernorm.weight")}
+    if not config["tie_word_embeddings"]:
+        tensors["lm_head.weight"] = get("output_layer.weight")[:VOCABULARY]
+    size = config["hidden_size"] // config["num_attention_heads"]
+    groups, heads = config["num_key_value_heads"], config["num_attention_heads"] // config["num_key_value_heads"]
+    for layer in range(config["num_hidden_layers"]):
+        prefix = f"model.layers.{layer}."
+        tensors[prefix + "input_layernorm.weight"] = get("self_attention.linear_qkv.layer_norm_weight", layer)
+        tensors[prefix + "post_attention_layernorm.weight"] = get("mlp.linear_fc1.layer_norm_weight", layer)
+        tensors[prefix + "self_attn.o_proj.weight"] = get("self_attention.linear_proj.weight", layer)
+        for kind in ["weight"] + ["bias"] * (config["model_type"] == "qwen2"):
+            qkv = get(f"self_attention.linear_qkv.{kind}", layer)
+            qkv = qkv.reshape(groups, (heads + 2) * size, *qkv.shape[1:])
+            for name, part in zip("qkv", qkv.split([heads * size, size, size], 1)):
+                tensors[f"{prefix}self_attn.{name}_proj.{kind}"] = part.reshape(-1, *qkv.shape[2:])
+        if config["model_type"] == "qwen3":
+            for name in "qk":
+                tensors[f"{prefix}self_attn.{name}_norm.weight"] = get(f"self_attention.{name}_layernorm.weight", layer)
+        if "num_local_experts" not in config:
+            fc1, fc2 = get("mlp.linear_fc1.weight", layer), get("mlp.linear_fc2.weight", layer)
+            tensors[prefix + "mlp.gate_proj.weight"], tensors[prefix + "mlp.up_proj.weight"] = fc1.chunk(2)
+            tensors[prefix + "mlp.down_proj.weight"] = fc2
+            continue
+        tensors[prefix + "block_sparse_moe.gate.weight"] = get("mlp.router.weight", layer)
+        fc1 = get("mlp.experts.experts.linear_fc1.weight", layer)
+        fc2 = get("mlp.experts.experts.linear_fc2.weight", layer)
+        for e in range(config["num_local_experts"]):
+            expert = f"{prefix}block_sparse_moe.experts.{e}."
+            tensors[expert + "w1.weight"], tensors[expert + "w3.weight"] = fc1[e].chunk(2)
+            tensors[expert + "w2.weight"] = fc2[e]
+    return tensors
+
+
+def load_all(checkpoint):
+    """All tensors of a checkpoint, by torch's own reader."""
+    from torch.distributed.checkpoint import FileSystemReader, load
+
+    metadata = FileSystemReader(str(checkpoint)).read_metadata().state_dict_metadata
+    state = {name: torch.empty(tuple(t.size), dtype=t.properties.dtype) for name, t in metadata.items()
+             if hasattr(t, "size")}
+    load(state, storage_reader=FileSystemReader(str(checkpoint)), no_dist=True)
+    return state
+
+
+def state_of(config, tensors, prefix):
+    """The tensors of a kind under Hugging Face's names."""
+
+    def get(name, layer=None):
+        if layer is None:
+            return tensors[prefix + name]
+        stacked = tensors.get(f"{prefix}decoder.layers.{name}")
+        return stacked[layer] if stacked is not None else tensors[f"{prefix}decoder.layers.{layer}.{name}"]
+
+    return renamed(config, get)
+
+
+def differences(got, want):
+    """The names of tensors that are not equal bit for bit."""
+    return [n for n in sorted(got.keys() | want.keys())
+            if n not in got or n not in want or not torch.equal(got[n].view(torch.int32),
+                                                                want[n].contiguous().view(torch.int32))]
+
+
+def write(work):
+    """Writes the checkpoint for tests in Go."""
+    global BATCH, LENGTH, VOCABULARY, PADDED
+    BATCH, LENGTH, VOCABULARY, PADDED = 2, 8, 12, 16
+    config = {**LLAMA, "vocab_size": VOCABULARY, "hidden_size": 8, "num_attention_heads": 4, "num_key_value_heads": 2,
+              "head_dim": 2, "intermediate_size": 12}
+    rows = torch.arange((SAVED + 1) * BATCH * (LENGTH + 1)) % 7
+    in_ranks(work, 1, original, config, {}, rows.reshape(-1, BATCH, LENGTH + 1))
+    checkpoint = work / f"iter_{SAVED:07d}"
+    tensors = load_all(checkpoint)
+    sums = {
+        kind: {name: hashlib.sha256(t.contiguous().numpy().tobytes()).hexdigest()
+               for name, t in state_of(config, tensors, f"optimizer.state.{kind}.").items()}
+        for kind in ("param", "exp_avg", "exp_avg_sq")
+    }
+    files = {f.name: base64.b64encode(gzip.compress(f.read_bytes(), mtime=0)).decode()
+             for f in sorted(checkpoint.iterdir())}
+    golden = {"made_by": f"conformance/mcore.py --write, megatron-core {megatron.core.__version__}, torch "
+                         f"{torch.__version__}", "config": config, "sha256": sums, "gzip_base64": files}
+    path = here.parent / "train" / "foreign" / "megatron" / "testdata" / "llama.json"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(golden, indent=1) + "\n")
+
+
+def check(args, work, name, batches):
+    """Runs a case, and returns its problems."""
+    config, settings = CASES[name]
+    folder = work / name.replace(" ", "-").replace(",", "")
+    folder.mkdir()
+    in_ranks(folder, settings.get("ranks", 1), original, config, settings, batches[:STEPS])
+    problems = []
+    tensors = load_all(folder / f"iter_{SAVED:07d}")
+    training.run(args.mula, "import", "--from", folder, "--output", folder / "hf")
+    if wrong := differences(safetensors(folder / "hf" / "model.safetensors"),
+                            state_of(config, tensors, "optimizer.state.param.")):
+        problems.append(f"weights differ: {wrong[:3]}")
+    inspected = json.loads(training.run(args.mula, "import", "--from", folder, "--json"))
+    (folder / "train.yaml").write_text(
+        f"""plan: ../plan.json
+output: run
+model: {inspected["train_model"]}
+batch_size: {BATCH}
+steps: {STEPS}
+optimizer: {{name: adamw, betas: [0.9, 0.95], eps: 1e-8, weight_decay: {DECAY}, clip: 1.0,
+  groups: [{{match: [norms, biases], weight_decay: 0}}]}}
+schedule: {{name: constant, learning_rate: {RATE}, warmup_steps: 0}}
+aux_loss: {{form: none, coefficient: 0.0}}
+z_loss: {{coefficient: 0.0}}
+checkpoint: {{every: 0}}
+threads: 1
+"""
+    )
+    training.run(args.mula, "import", "--from", folder, "--config", folder / "train.yaml")
+    saved = folder / "run" / "checkpoints" / f"step-{SAVED:08d}"
+    moments = safetensors(saved / "optimizer.safetensors")
+    for kind in ("exp_avg", "exp_avg_sq"):
+        want = {f"{n}.{kind}": t for n, t in state_of(config, tensors, f"optimizer.state.{kind}.").items()}
+        if wrong := differences({n: t for n, t in moments.items() if n.endswith("." + kind)}, want):
+            problems.append(f"moments differ: {wrong[:3]}")
+    training.run(args.mula, "train", "--config", folder / "train.yaml")
+    with open(folder / "run" / "metrics.jsonl") as f:
+        mula = {line["step"]: line["loss"] for line in map(json.loads, f) if "loss" in line}
+    theirs = json.loads((folder / "losses.json").read_text())
+    apart = [abs(mula[step] - theirs[step]) for step in range(SAVED, STEPS)]
+    if sorted(mula) != list(range(SAVED, STEPS)) or max(apart) > TOLERANCE:
+        problems.append("losses differ")
+    return problems, f"losses {theirs[SAVED:]}, differences {apart}"
+
+
+def main():
+    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ap.add_argument("--mula", type=pathlib.Path, default=here.parent / "bin" / "mula")
+    ap.add_argument("--case", nargs="+", choices=CASES, default=CASES)
+    ap.add_argument("--keep", type=pathlib.Path, help="folder of all files, which stay")
+    ap.add_argument("--write", action="store_true", help="write the data of tests")
+    args = ap.parse_args()
+    temporary = tempfile.TemporaryDirectory()
+    work = args.keep or pathlib.Path(temporary.name)
+    work.mkdir(parents=True, exist_ok=True)
+    if args.write:
+        return write(work)
+    training.STEPS = 2 * STEPS
+    _, batches = training.prepare(args.mula, work, BATCH, LENGTH)
+    print(f"megatron-core {megatron.core.__version__}, torch {torch.__version__}")
+    failed = False
+    for name in args.case:
+        problems, text = check(args, work, name, batches)
+        failed = failed or bool(problems)
+        print(f"{'WRONG' if problems else 'equal'}  {name}: {'; '.join([*problems, text])}", flush=True)
+    sys.exit(failed)
+
+
+if __name__ == "__main__":
+    main()
