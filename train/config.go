@@ -624,16 +624,16 @@ func (c Config) Validate() error {
 	}
 	errs = append(errs, c.checkReaders(shape)...)
 	switch rounded := c.activations() == xpu.BFloat16; {
-	case rounded && c.Device != devices.CPU:
-		errs = append(errs, strictyaml.Invalid("activations", "is %q, which needs device: %s; the device is %q",
-			c.Activations, devices.CPU, c.Device))
+	case rounded && c.Device == devices.OneDNN:
+		errs = append(errs, strictyaml.Invalid("activations", "is %q, but the device is %q; use %s or %s",
+			c.Activations, c.Device, devices.CPU, devices.OpenCL))
 	case rounded && c.Layout.CP > 1:
 		errs = append(errs, strictyaml.Invalid("activations", "is %q, which needs layout.cp: 1; it is %d",
 			c.Activations, c.Layout.CP))
 	}
-	if c.Optimizer.Moments == xpu.BFloat16.String() && c.Device != devices.CPU {
-		errs = append(errs, strictyaml.Invalid("optimizer.moments", "is %q, which needs device: %s; the device is %q",
-			c.Optimizer.Moments, devices.CPU, c.Device))
+	if c.Optimizer.Moments == xpu.BFloat16.String() && c.Device == devices.OneDNN {
+		errs = append(errs, strictyaml.Invalid("optimizer.moments", "is %q, but the device is %q; use %s or %s",
+			c.Optimizer.Moments, c.Device, devices.CPU, devices.OpenCL))
 	}
 	if c.Layout.UniformRouting && c.Model.Dense() {
 		errs = append(errs, strictyaml.Invalid("layout.uniform_routing",

@@ -85,7 +85,8 @@ func useOpenCL(t *testing.T) []*opencl.Device {
 }
 
 // With bfloat16 weights, a run on an OpenCL device follows the losses of the CPU. It resumes bit
-// for bit, and two ranks leave the same bits with all schemes.
+// for bit, and two ranks leave the same bits with all schemes. With bf16_compact, activations and
+// moments are bfloat16, too.
 func TestMixedOpenCL(t *testing.T) {
 	longtest.SkipIfShort(t)
 	useOpenCL(t)
@@ -93,6 +94,9 @@ func TestMixedOpenCL(t *testing.T) {
 	for _, precision := range mixed {
 		yaml := crashConfig + "steps: 6\ncheckpoint: {every: 3}\nevaluate: {every: 3, samples: 4}\nprecision: " +
 			string(precision) + "\n"
+		if precision == xpu.BF16Compact {
+			yaml += "activations: bf16\noptimizer: {moments: bf16}\n"
+		}
 		const device = "device: opencl\n"
 		cpu, single := testConfig(t, plan, yaml), testConfig(t, plan, yaml+device)
 		mustRun(t, cpu, Options{})

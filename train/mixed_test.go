@@ -11,6 +11,7 @@ import (
 	"mula/moe"
 	"mula/moe/safetensors"
 	"mula/train/checkpoint"
+	"mula/train/devices"
 	"mula/train/estimate"
 	"mula/train/optimizer"
 	"mula/xpu"
@@ -119,8 +120,8 @@ func TestRunActivations(t *testing.T) {
 	if got := mustRun(t, c, Options{}); got.Weights != want.Weights || got.LastLoss != want.LastLoss {
 		t.Errorf("resumed: %+v, want %+v", got, want)
 	}
-	c.Device = "auto"
-	if err := c.Validate(); err == nil || !strings.Contains(err.Error(), "needs device: cpu") {
+	c.Device = devices.OneDNN
+	if err := c.Validate(); err == nil || !strings.Contains(err.Error(), `"bf16", but the device is "onednn"; use cpu`) {
 		t.Errorf("activations in bf16 on another device: %v", err)
 	}
 	c.Device, c.Layout.PP, c.Layout.DP, c.Layout.CP = "cpu", 1, 2, 2
@@ -150,7 +151,7 @@ func TestRunMoments(t *testing.T) {
 		sameBits(t, string(scheme), want, run(scheme, 1+len(scheme)%2, "bf16", Options{}))
 	}
 	for part, change := range map[string]func(c *Config){
-		"needs device: cpu":        func(c *Config) { c.Device = "auto" },
+		`the device is "onednn"`:   func(c *Config) { c.Device = devices.OneDNN },
 		"with a beta above 0.99":   func(c *Config) { c.Optimizer.Betas = []float64{0.9, 0.999} },
 		"lion has no such setting": func(c *Config) { c.Optimizer.Name = optimizer.Lion },
 	} {

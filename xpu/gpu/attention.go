@@ -51,15 +51,17 @@ func (d *Device) Attend(a xpu.Attention) {
 	}
 	c := d.begin()
 	defer c.end()
+	context, round := c.narrow(a.Context)
+	defer round()
 	if pieces := d.attendPieces(a); pieces > 0 {
-		c.attendTensors(a, pieces)
+		c.attendTensors(a, context, pieces)
 		return
 	}
 	if depth := d.attendDepth(a); depth > 0 {
-		c.attendMatrix(a, depth)
+		c.attendMatrix(a, context, depth)
 		return
 	}
-	c.attend("attend", h, h.Heads, 4, 1, c.writes(a.Context), c.writes(a.LSE), c.reads(a.Q), c.reads(a.K),
+	c.attend("attend", h, h.Heads, 4, 1, context, c.writes(a.LSE), c.reads(a.Q), c.reads(a.K),
 		c.reads(a.V),
 		c.reads(a.Begin), integer(h.Length), integer(h.Heads/h.KVHeads), integer(h.Size), integer(a.First),
 		integer(h.Capacity))
@@ -86,7 +88,7 @@ func (d *Device) AttendGrad(a xpu.Attention, dcontext, dqkv, dk, dv xpu.Tensor) 
 	delta := c.take(a.LSE.Elements())
 	share, size := integer(h.Heads/h.KVHeads), integer(h.Size)
 	c.attend("attend_grad_queries", h, h.Heads, 7, 2, c.writes(dqkv), delta, c.reads(dcontext),
-		c.reads(a.Context), c.reads(a.LSE),
+		c.wide(a.Context), c.reads(a.LSE),
 		c.reads(a.Q), c.reads(a.K), c.reads(a.V), c.reads(a.Begin), integer(h.Length), share, size,
 		integer(dqkv.Dim(1)))
 	c.attend("attend_grad_keys", h, h.KVHeads, 8, 2, c.writes(dk), c.writes(dv), delta, c.reads(dcontext),

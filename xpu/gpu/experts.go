@@ -20,7 +20,7 @@ func (d *Device) gatherRows(dst, x, numbers xpu.Tensor) {
 		from.memory = c.reads(x)
 	}
 	to, halves := c.stores(dst)
-	c.launch("gather_rows", c.rows(dst.Dim(0)), to, typed(from.memory), c.reads(numbers), integer(dst.Dim(1)),
+	c.launch("gather_rows", c.rows(dst.Dim(0)), typed(to), typed(from.memory), c.reads(numbers), integer(dst.Dim(1)),
 		integer(from.index), halves)
 }
 
@@ -39,7 +39,8 @@ func (d *Device) SwiGLU(act, gateUp, weight xpu.Tensor) {
 	c := d.begin()
 	defer c.end()
 	to, halves := c.stores(act)
-	c.launch("swiglu", c.rows(act.Dim(0)), to, c.reads(gateUp), c.reads(weight), integer(act.Dim(1)), halves)
+	c.launch("swiglu", c.rows(act.Dim(0)), to, typed(c.reads(gateUp)), c.reads(weight),
+		integer(act.Dim(1)), halves)
 }
 
 // SwiGLUGrad computes the gradients of [Device.SwiGLU]; see [xpu.Layers].
@@ -48,15 +49,18 @@ func (d *Device) SwiGLUGrad(gateUp, act, dact, weight, dweight xpu.Tensor) {
 	width := act.Dim(1)
 	c := d.begin()
 	defer c.end()
-	var grad, again, halves argument
-	gates := local(1)
-	if gateUp.IsOperand() && act.IsOperand() && d.keepsOperands() && 8*int64(width) <= d.device.LocalMemory {
-		gates = local(width)
-		grad, halves = c.stores(gateUp)
-		again, _ = c.stores(act)
+	var grad, again argument
+	halves, halved, gates := flag(false), flag(false), local(1)
+	half := gateUp.DType() == xpu.BFloat16
+	if gateUp.IsOperand() && act.IsOperand() && d.keepsOperands() && (half || 8*int64(width) <= d.device.LocalMemory) {
+		if !half {
+			gates = local(width)
+		}
+		grad, halved = c.stores(gateUp)
+		again, halves = c.stores(act)
 	} else {
-		grad, again, halves = c.writes(gateUp), c.writes(act), flag(false)
+		grad, again = c.writes(gateUp), c.writes(act)
 	}
-	c.launch("swiglu_grad", c.rows(act.Dim(0)), grad, again, c.reads(dact), c.reads(weight), c.writes(dweight),
-		integer(width), halves, gates)
+	c.launch("swiglu_grad", c.rows(act.Dim(0)), typed(grad), again, c.reads(dact), c.reads(weight), c.writes(dweight),
+		integer(width), halves, halved, gates)
 }

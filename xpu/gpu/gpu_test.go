@@ -80,9 +80,14 @@ func TestDevice(t *testing.T) {
 	for name, s := range shapes(someDevice(t)) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			t.Run("fp32", func(t *testing.T) { devicetest.Run(t, newTest(t, xpu.FP32, s), 1e-5, devicetest.Common) })
+			common := devicetest.Common
+			if longtest.Rounds(0, 1) > 0 {
+				common |= devicetest.HalfActivations // usually tested with bf16 alone
+			}
+			t.Run("fp32", func(t *testing.T) { devicetest.Run(t, newTest(t, xpu.FP32, s), 1e-5, common) })
 			t.Run("bf16", func(t *testing.T) {
-				devicetest.Run(t, newTest(t, xpu.BF16, s), 1e-2, devicetest.Rounding|devicetest.HalfProducts)
+				devicetest.Run(t, newTest(t, xpu.BF16, s), 1e-2,
+					devicetest.Rounding|devicetest.HalfProducts|devicetest.HalfActivations)
 			})
 		})
 	}

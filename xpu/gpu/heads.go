@@ -16,7 +16,7 @@ func (d *Device) SplitHeads(p xpu.Projections) {
 	qNorms, kNorms := p.Norms()
 	c := d.begin()
 	defer c.end()
-	c.launch("split_heads", c.rows(h.Tokens()), c.writes(p.Q), c.writes(p.K), c.writes(p.V), c.reads(p.QKV),
+	c.launch("split_heads", c.rows(h.Tokens()), c.writes(p.Q), c.writes(p.K), c.writes(p.V), typed(c.reads(p.QKV)),
 		typed(c.reads(p.QWeight)), typed(c.reads(p.KWeight)),
 		c.writes(p.RQ), c.writes(p.RK), c.reads(p.Cos), c.reads(p.Sin), integer(h.Length), integer(h.Heads),
 		integer(h.KVHeads), integer(h.Size),
@@ -41,7 +41,7 @@ func (d *Device) JoinHeads(p xpu.Projections, dqkv, dk, dv, dqWeight, dkWeight x
 	queries, keys := p.QWeight.Elements(), p.KWeight.Elements()
 	qNorms, kNorms := p.Norms()
 	partial := c.take(max(1, parts*(queries+keys)))
-	c.launch("join_heads", c.rows(parts), c.writes(dqkv), c.reads(dk), c.reads(dv), c.reads(p.QKV),
+	c.launch("join_heads", c.rows(parts), c.writes(dqkv), c.reads(dk), c.reads(dv), typed(c.reads(p.QKV)),
 		typed(c.reads(p.QWeight)), typed(c.reads(p.KWeight)), c.reads(p.RQ), c.reads(p.RK), c.reads(p.Cos),
 		c.reads(p.Sin), partial, integer(tokens), integer(each),
 		integer(h.Length), integer(h.Heads),

@@ -120,6 +120,35 @@ func flag(is bool) argument {
 func (c *command) reads(x xpu.Tensor) argument  { return c.find(x, false) }
 func (c *command) writes(x xpu.Tensor) argument { return c.find(x, true) }
 
+// wide is reads for a kernel that needs float: numbers of bfloat16 are converted in scratch memory.
+func (c *command) wide(x xpu.Tensor) argument {
+	memory := c.reads(x)
+	if !memory.bf16 {
+		return memory
+	}
+	n := extent(x)
+	copied := c.take(n)
+	c.copyNumbers(copied, memory, n)
+	return copied
+}
+
+// narrow is writes for a kernel that writes float without gaps. After the kernel, the caller calls
+// the function, which rounds the numbers to x if x is of bfloat16.
+func (c *command) narrow(x xpu.Tensor) (memory argument, round func()) {
+	halves := c.writes(x)
+	if !halves.bf16 {
+		return halves, func() {}
+	}
+	wide, n := c.take(x.Elements()), x.Elements()
+	return wide, func() { c.copyNumbers(halves, wide, n) }
+}
+
+// copyNumbers copies n numbers. At least one of the memories is of bfloat16.
+func (c *command) copyNumbers(to, from argument, n int) {
+	each, parts := c.stretch(n)
+	c.launch("copy", c.rows(parts), typed(to), typed(from), long(n), integer(each))
+}
+
 // absent is the argument of omitted memory.
 func (c *command) absent() argument { return argument{buffer: c.d.nothing, at: none} }
 

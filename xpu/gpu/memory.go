@@ -278,9 +278,7 @@ func (c *command) copy(dst, x xpu.Tensor) {
 	from.checkRead(fromAt, x)
 	if dst.DType() == xpu.BFloat16 || x.DType() == xpu.BFloat16 {
 		if dst.DType() != x.DType() || to != from || toAt != fromAt {
-			each, parts := c.stretch(x.Elements())
-			c.launch("copy", c.rows(parts), typed(c.writes(dst)), typed(c.reads(x)), long(x.Elements()),
-				integer(each))
+			c.copyNumbers(c.writes(dst), c.reads(x), x.Elements())
 		}
 		return
 	}

@@ -60,9 +60,9 @@ func (c *command) launchTensors(kernel string, h xpu.Heads, heads, pieces int, a
 }
 
 // attendTensors computes attention on tensor cores.
-func (c *command) attendTensors(a xpu.Attention, pieces int) {
+func (c *command) attendTensors(a xpu.Attention, context argument, pieces int) {
 	h := a.Heads()
-	c.launchTensors("nvidia_attend", h, h.Heads, pieces, c.writes(a.Context), c.writes(a.LSE),
+	c.launchTensors("nvidia_attend", h, h.Heads, pieces, context, c.writes(a.LSE),
 		c.packHeads(a.Q, h.Size, pieces), c.packHeads(a.K, h.Size, pieces), c.packHeads(a.V, h.Size, pieces),
 		c.reads(a.Begin), integer(h.Length), integer(h.Heads/h.KVHeads), integer(h.Size))
 }
@@ -76,7 +76,7 @@ func (c *command) attendTensorsGrad(a xpu.Attention, dcontext, dqkv, dk, dv xpu.
 	down := c.packHeads(dcontext, h.Size, pieces)
 	length, share, size := integer(h.Length), integer(h.Heads/h.KVHeads), integer(h.Size)
 	c.launchTensors("nvidia_grad_queries", h, h.Heads, pieces, c.writes(dqkv), delta, c.reads(dcontext),
-		c.reads(a.Context), lse, q, k, v, down, begin, length, share, size, integer(dqkv.Dim(1)))
+		c.wide(a.Context), lse, q, k, v, down, begin, length, share, size, integer(dqkv.Dim(1)))
 	c.launchTensors("nvidia_grad_keys", h, h.KVHeads, pieces, c.writes(dk), c.writes(dv), delta, lse, q, k, v, down,
 		begin, length, share, size)
 }

@@ -61,7 +61,7 @@ func extent(x xpu.Tensor) int {
 func (c *command) wrote(a *allocation, at int64, x xpu.Tensor) {
 	c.d.wrote(a)
 	a.overwritten(int(at), int(at)+extent(x))
-	if x.IsOperand() && x.Rank() == 2 && x.Dim(1) > 1 && c.d.keepsOperands() {
+	if x.IsOperand() && x.DType() == xpu.Float32 && x.Rank() == 2 && x.Dim(1) > 1 && c.d.keepsOperands() {
 		a.operands = append(a.operands, operandRange{at: int(at), rows: x.Dim(0), width: x.Dim(1)})
 	}
 }

@@ -124,7 +124,8 @@ func (d *Device) Update(u xpu.Update, stretches []xpu.Moments, before, change []
 	resultBefore := c.result(s.words(), func(words []uint32) { s.give(before, words) })
 	resultChange := c.result(s.words(), func(words []uint32) { s.give(change, words) })
 	memory := func(x xpu.Moments) [4]argument {
-		return [4]argument{c.writes(x.Weight), typed(c.writes(x.Grad)), c.writes(x.M), c.writes(x.V)}
+		return [4]argument{c.writes(x.Weight), typed(c.writes(x.Grad)), typed(c.writes(x.M)),
+			typed(c.writes(x.V))}
 	}
 	var t table
 	for i, x := range stretches {

@@ -245,10 +245,10 @@ kernel void multiply_registers(TYPED(void, c), MEMORY(const float, a), MEMORY(co
 // Groups of rows with few terms: a work-item has a panel of the group's matrix in local memory, and multiplies up to
 // `band` rows of the group by it. Dimension 0 is the band, 1 the panel, 2 the group. A is rounded, and its rows are
 // contiguous.
-kernel void multiply_groups(MEMORY(float, c), MEMORY(const float, a), TYPED(const void, b), MEMORY(const int, starts), const int band, const int n, const int k,
+kernel void multiply_groups(TYPED(void, c), MEMORY(const float, a), TYPED(const void, b), MEMORY(const int, starts), const int band, const int n, const int k,
 	const long a_rows, const long b_rows, const long b_columns, const long b_stack, const long ldc, const int accumulate, local float *panel)
 {
-	LOCATE(c), LOCATE(a), LOCATE_TYPED(b), LOCATE(starts);
+	LOCATE_TYPED(c), LOCATE(a), LOCATE_TYPED(b), LOCATE(starts);
 	const int group = get_group_id(2), first = starts[group] + band * (int)get_group_id(0), last = min(starts[group + 1], first + band);
 	if (first >= last || accumulate && k == 0)
 		return;
@@ -265,7 +265,7 @@ kernel void multiply_groups(MEMORY(float, c), MEMORY(const float, a), TYPED(cons
 	for (int row = first; row < last; row += ROWS) {
 		float16 left[ROWS], right[ROWS];
 		local_sums(left, right, a + row * a_rows, a_rows, 1, last - row, panel, k);
-		store_sums(c + row * ldc + j, 0, ldc, left, right, last - row, n - j, accumulate);
+		store_sums(MOVE(c, c_bf16, row * ldc + j), c_bf16, ldc, left, right, last - row, n - j, accumulate);
 	}
 }
 

@@ -91,7 +91,7 @@ func (d *Device) multiply(p product) {
 		return
 	}
 	to := c.writes(p.c)
-	a, b, aRows, aColumns := c.reads(p.a), typed(c.reads(p.b)), p.aRows, p.aColumns
+	a, b, aRows, aColumns := c.wide(p.a), typed(c.reads(p.b)), p.aRows, p.aColumns
 	height := tileSide
 	if d.shape.processor {
 		height = registerRows
@@ -109,7 +109,7 @@ func (d *Device) multiply(p product) {
 	case p.groupRows && d.shape.processor && p.k <= groupTerms && 4*int64(panel) <= d.device.LocalMemory:
 		// Bands are the first dimension: bands beyond a group's rows have no work, and PoCL assigns
 		// each thread a range of work-groups.
-		c.launch("multiply_groups", groups(1, over(p.m, groupBand), over(p.n, panelColumns), parts), to, a, b,
+		c.launch("multiply_groups", groups(1, over(p.m, groupBand), over(p.n, panelColumns), parts), typed(to), a, b,
 			c.starts(p), integer(groupBand),
 			integer(p.n), integer(p.k), long(aRows), long(p.bRows), long(p.bColumns), long(p.stack), long(p.ldc),
 			accumulate, local(panel))
@@ -219,7 +219,7 @@ func (c *command) starts(p product) argument {
 func (c *command) straight(p product) (argument, int) {
 	const line = 16
 	ld := line * (over(p.k, line) | 1)
-	a, x := c.take(p.m*ld), c.reads(p.a)
+	a, x := c.take(p.m*ld), c.wide(p.a)
 	if p.aColumns == 1 {
 		c.launch("round_operand", groups(itemsGroup, over(p.k, itemsGroup), p.m, 1), a, x, integer(p.k), long(ld),
 			long(p.aRows))

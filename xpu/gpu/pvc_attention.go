@@ -115,10 +115,10 @@ func (p headPacking) attend(kernel string, positions, heads int, args ...argumen
 }
 
 // attendMatrix computes attention by matrix instructions.
-func (c *command) attendMatrix(a xpu.Attention, depth int) {
+func (c *command) attendMatrix(a xpu.Attention, context argument, depth int) {
 	h := a.Heads()
 	p := headPacking{c, h, depth}
-	p.attend("pvc_attend", matrixOwn*matrixOwnGroups, h.Heads, c.writes(a.Context), c.writes(a.LSE),
+	p.attend("pvc_attend", matrixOwn*matrixOwnGroups, h.Heads, context, c.writes(a.LSE),
 		p.own(a.Q, p.byHead(h.Heads)), p.rows(a.K, p.byHead(h.KVHeads)), p.turned(a.V, p.byHead(h.KVHeads)),
 		c.reads(a.Begin), integer(h.Length), integer(h.Heads/h.KVHeads), integer(h.Size), integer(p.steps()))
 }
@@ -132,7 +132,7 @@ func (c *command) attendMatrixGrad(a xpu.Attention, dcontext, dqkv, dk, dv xpu.T
 	delta, lse, begin := c.take(a.LSE.Elements()), c.reads(a.LSE), c.reads(a.Begin)
 	length, share, size, steps := integer(h.Length), integer(h.Heads/h.KVHeads), integer(h.Size), integer(p.steps())
 	p.attend("pvc_grad_queries", matrixOwn*matrixOwnGroups, h.Heads, c.writes(dqkv), delta, c.reads(dcontext),
-		c.reads(a.Context), lse, p.own(a.Q, queries), p.own(dcontext, context), p.rows(a.K, keys), p.turned(a.K, keys),
+		c.wide(a.Context), lse, p.own(a.Q, queries), p.own(dcontext, context), p.rows(a.K, keys), p.turned(a.K, keys),
 		p.rows(a.V, keys), begin, length, share, size, integer(dqkv.Dim(1)), steps)
 	p.attend("pvc_grad_keys", matrixOwn*matrixOwnGroups/2, h.KVHeads, c.writes(dk), c.writes(dv), delta, lse,
 		p.rows(a.Q, queries), p.turned(a.Q, queries), p.rows(dcontext, context), p.turned(dcontext, context),

@@ -7,17 +7,17 @@
 // given, are the sums of the squares of the weights and of the changes: [groups, 3].
 
 kernel __attribute__((reqd_work_group_size(GROUP, 1, 1)))
-void update_adamw(MEMORY(float, weight), TYPED(void, grad), MEMORY(float, m), MEMORY(float, v),
+void update_adamw(MEMORY(float, weight), TYPED(void, grad), TYPED(void, m), TYPED(void, v),
 	MEMORY(float, before), MEMORY(float, change), MEMORY(const long, table), const int stretches, const int length,
 	const float k0, const float k1, const float k2, const float k3, const float k4,
 	const float k5, const float k6, const float k7, const float k8, const float k9, const float keep)
 {
-	LOCATE(weight), LOCATE_TYPED(grad), LOCATE(m), LOCATE(v), LOCATE(table);
+	LOCATE(weight), LOCATE_TYPED(grad), LOCATE_TYPED(m), LOCATE_TYPED(v), LOCATE(table);
 	local float part[GROUP];
 	const global long *s = stretch_of(table, stretches);
 	const long begin = length * ((long)get_group_id(0) - s[FIRST_GROUP]);
 	const int end = min((long)length, s[ELEMENTS] - begin);
-	weight += s[0] + begin, grad = MOVE(grad, grad_bf16, s[1] + begin), m += s[2] + begin, v += s[3] + begin;
+	weight += s[0] + begin, grad = MOVE(grad, grad_bf16, s[1] + begin), m = MOVE(m, m_bf16, s[2] + begin), v = MOVE(v, v_bf16, s[3] + begin);
 	squares allBefore = {0, 0, 0}, allChange = {0, 0, 0};
 	for (int i = LANES * ITEM; i < end; i += AT_A_TIME) {
 		squares someBefore = {0, 0, 0}, someChange = {0, 0, 0};
@@ -25,15 +25,15 @@ void update_adamw(MEMORY(float, weight), TYPED(void, grad), MEMORY(float, m), ME
 			const lanes old = load_lanes(weight, k, end, 0);
 			lanes next = old;
 			lanes r0 = load_numbers(grad, grad_bf16, k, end) * k0;
-			lanes r1 = load_lanes(m, k, end, 0);
+			lanes r1 = load_numbers(m, m_bf16, k, end);
 			lanes r3 = r0 * k2;
 			r3 = r1 * k1 + r3;
-			store_lanes(m, k, end, r3);
-			lanes r2 = load_lanes(v, k, end, 0);
+			store_numbers(m, m_bf16, k, end, r3);
+			lanes r2 = load_numbers(v, v_bf16, k, end);
 			lanes r4 = r0 * r0;
 			r4 = r4 * k4;
 			r4 = r2 * k3 + r4;
-			store_lanes(v, k, end, r4);
+			store_numbers(v, v_bf16, k, end, r4);
 			r4 = sqrt(r4);
 			r4 = k8 * r4 + k7;
 			r3 = r3 * k6;
@@ -59,17 +59,17 @@ void update_adamw(MEMORY(float, weight), TYPED(void, grad), MEMORY(float, m), ME
 }
 
 kernel __attribute__((reqd_work_group_size(GROUP, 1, 1)))
-void update_lion(MEMORY(float, weight), TYPED(void, grad), MEMORY(float, m), MEMORY(float, v),
+void update_lion(MEMORY(float, weight), TYPED(void, grad), TYPED(void, m), TYPED(void, v),
 	MEMORY(float, before), MEMORY(float, change), MEMORY(const long, table), const int stretches, const int length,
 	const float k0, const float k1, const float k2, const float k3, const float k4,
 	const float k5, const float k6, const float k7, const float k8, const float k9, const float keep)
 {
-	LOCATE(weight), LOCATE_TYPED(grad), LOCATE(m), LOCATE(table);
+	LOCATE(weight), LOCATE_TYPED(grad), LOCATE_TYPED(m), LOCATE(table);
 	local float part[GROUP];
 	const global long *s = stretch_of(table, stretches);
 	const long begin = length * ((long)get_group_id(0) - s[FIRST_GROUP]);
 	const int end = min((long)length, s[ELEMENTS] - begin);
-	weight += s[0] + begin, grad = MOVE(grad, grad_bf16, s[1] + begin), m += s[2] + begin;
+	weight += s[0] + begin, grad = MOVE(grad, grad_bf16, s[1] + begin), m = MOVE(m, m_bf16, s[2] + begin);
 	squares allBefore = {0, 0, 0}, allChange = {0, 0, 0};
 	for (int i = LANES * ITEM; i < end; i += AT_A_TIME) {
 		squares someBefore = {0, 0, 0}, someChange = {0, 0, 0};
@@ -77,12 +77,12 @@ void update_lion(MEMORY(float, weight), TYPED(void, grad), MEMORY(float, m), MEM
 			const lanes old = load_lanes(weight, k, end, 0);
 			lanes next = old;
 			lanes r0 = load_numbers(grad, grad_bf16, k, end) * k0;
-			lanes r1 = load_lanes(m, k, end, 0);
+			lanes r1 = load_numbers(m, m_bf16, k, end);
 			lanes r2 = r0 * k2;
 			r2 = r1 * k1 + r2;
 			lanes r3 = r0 * k4;
 			r3 = r1 * k3 + r3;
-			store_lanes(m, k, end, r3);
+			store_numbers(m, m_bf16, k, end, r3);
 			r2 = k7 * r2;
 			r2 = at_most(r2, k8);
 			r2 = at_least(r2, k9);
@@ -108,17 +108,17 @@ void update_lion(MEMORY(float, weight), TYPED(void, grad), MEMORY(float, m), MEM
 }
 
 kernel __attribute__((reqd_work_group_size(GROUP, 1, 1)))
-void update_sophia(MEMORY(float, weight), TYPED(void, grad), MEMORY(float, m), MEMORY(float, v),
+void update_sophia(MEMORY(float, weight), TYPED(void, grad), TYPED(void, m), TYPED(void, v),
 	MEMORY(float, before), MEMORY(float, change), MEMORY(const long, table), const int stretches, const int length,
 	const float k0, const float k1, const float k2, const float k3, const float k4,
 	const float k5, const float k6, const float k7, const float k8, const float k9, const float keep)
 {
-	LOCATE(weight), LOCATE_TYPED(grad), LOCATE(m), LOCATE(v), LOCATE(table);
+	LOCATE(weight), LOCATE_TYPED(grad), LOCATE_TYPED(m), LOCATE_TYPED(v), LOCATE(table);
 	local float part[GROUP];
 	const global long *s = stretch_of(table, stretches);
 	const long begin = length * ((long)get_group_id(0) - s[FIRST_GROUP]);
 	const int end = min((long)length, s[ELEMENTS] - begin);
-	weight += s[0] + begin, grad = MOVE(grad, grad_bf16, s[1] + begin), m += s[2] + begin, v += s[3] + begin;
+	weight += s[0] + begin, grad = MOVE(grad, grad_bf16, s[1] + begin), m = MOVE(m, m_bf16, s[2] + begin), v = MOVE(v, v_bf16, s[3] + begin);
 	squares allBefore = {0, 0, 0}, allChange = {0, 0, 0};
 	for (int i = LANES * ITEM; i < end; i += AT_A_TIME) {
 		squares someBefore = {0, 0, 0}, someChange = {0, 0, 0};
@@ -126,11 +126,11 @@ void update_sophia(MEMORY(float, weight), TYPED(void, grad), MEMORY(float, m), M
 			const lanes old = load_lanes(weight, k, end, 0);
 			lanes next = old;
 			lanes r0 = load_numbers(grad, grad_bf16, k, end) * k0;
-			lanes r1 = load_lanes(m, k, end, 0);
+			lanes r1 = load_numbers(m, m_bf16, k, end);
 			lanes r2 = r0 * k2;
 			r2 = r1 * k1 + r2;
-			store_lanes(m, k, end, r2);
-			lanes r3 = load_lanes(v, k, end, 0);
+			store_numbers(m, m_bf16, k, end, r2);
+			lanes r3 = load_numbers(v, v_bf16, k, end);
 			r3 = k3 * r3 + k4;
 			r2 = r2 / r3;
 			r2 = at_most(r2, k8);
@@ -157,17 +157,17 @@ void update_sophia(MEMORY(float, weight), TYPED(void, grad), MEMORY(float, m), M
 }
 
 kernel __attribute__((reqd_work_group_size(GROUP, 1, 1)))
-void update_adopt(MEMORY(float, weight), TYPED(void, grad), MEMORY(float, m), MEMORY(float, v),
+void update_adopt(MEMORY(float, weight), TYPED(void, grad), TYPED(void, m), TYPED(void, v),
 	MEMORY(float, before), MEMORY(float, change), MEMORY(const long, table), const int stretches, const int length,
 	const float k0, const float k1, const float k2, const float k3, const float k4,
 	const float k5, const float k6, const float k7, const float k8, const float k9, const float keep)
 {
-	LOCATE(weight), LOCATE_TYPED(grad), LOCATE(m), LOCATE(v), LOCATE(table);
+	LOCATE(weight), LOCATE_TYPED(grad), LOCATE_TYPED(m), LOCATE_TYPED(v), LOCATE(table);
 	local float part[GROUP];
 	const global long *s = stretch_of(table, stretches);
 	const long begin = length * ((long)get_group_id(0) - s[FIRST_GROUP]);
 	const int end = min((long)length, s[ELEMENTS] - begin);
-	weight += s[0] + begin, grad = MOVE(grad, grad_bf16, s[1] + begin), m += s[2] + begin, v += s[3] + begin;
+	weight += s[0] + begin, grad = MOVE(grad, grad_bf16, s[1] + begin), m = MOVE(m, m_bf16, s[2] + begin), v = MOVE(v, v_bf16, s[3] + begin);
 	squares allBefore = {0, 0, 0}, allChange = {0, 0, 0};
 	for (int i = LANES * ITEM; i < end; i += AT_A_TIME) {
 		squares someBefore = {0, 0, 0}, someChange = {0, 0, 0};
@@ -175,20 +175,20 @@ void update_adopt(MEMORY(float, weight), TYPED(void, grad), MEMORY(float, m), ME
 			const lanes old = load_lanes(weight, k, end, 0);
 			lanes next = old;
 			lanes r0 = load_numbers(grad, grad_bf16, k, end) * k0;
-			lanes r1 = load_lanes(v, k, end, 0);
+			lanes r1 = load_numbers(v, v_bf16, k, end);
 			lanes r2 = sqrt(r1);
 			r2 = at_least(r2, k7);
 			r2 = r0 / r2;
 			r2 = at_most(r2, k8);
 			r2 = at_least(r2, k9);
-			lanes r4 = load_lanes(m, k, end, 0);
+			lanes r4 = load_numbers(m, m_bf16, k, end);
 			lanes r3 = r2 * k2;
 			r3 = r4 * k1 + r3;
-			store_lanes(m, k, end, r3);
+			store_numbers(m, m_bf16, k, end, r3);
 			lanes r5 = r0 * r0;
 			r5 = r5 * k4;
 			r5 = r1 * k3 + r5;
-			store_lanes(v, k, end, r5);
+			store_numbers(v, v_bf16, k, end, r5);
 			r3 = r3 * k6;
 			r0 = old;
 			r0 = k5 * r0 - r3;
@@ -211,17 +211,17 @@ void update_adopt(MEMORY(float, weight), TYPED(void, grad), MEMORY(float, m), ME
 }
 
 kernel __attribute__((reqd_work_group_size(GROUP, 1, 1)))
-void update_lamb(MEMORY(float, weight), TYPED(void, grad), MEMORY(float, m), MEMORY(float, v),
+void update_lamb(MEMORY(float, weight), TYPED(void, grad), TYPED(void, m), TYPED(void, v),
 	MEMORY(float, before), MEMORY(float, change), MEMORY(const long, table), const int stretches, const int length,
 	const float k0, const float k1, const float k2, const float k3, const float k4,
 	const float k5, const float k6, const float k7, const float k8, const float k9, const float keep)
 {
-	LOCATE(weight), LOCATE_TYPED(grad), LOCATE(m), LOCATE(v), LOCATE(table);
+	LOCATE(weight), LOCATE_TYPED(grad), LOCATE_TYPED(m), LOCATE_TYPED(v), LOCATE(table);
 	local float part[GROUP];
 	const global long *s = stretch_of(table, stretches);
 	const long begin = length * ((long)get_group_id(0) - s[FIRST_GROUP]);
 	const int end = min((long)length, s[ELEMENTS] - begin);
-	weight += s[0] + begin, grad = MOVE(grad, grad_bf16, s[1] + begin), m += s[2] + begin, v += s[3] + begin;
+	weight += s[0] + begin, grad = MOVE(grad, grad_bf16, s[1] + begin), m = MOVE(m, m_bf16, s[2] + begin), v = MOVE(v, v_bf16, s[3] + begin);
 	squares allBefore = {0, 0, 0}, allChange = {0, 0, 0};
 	for (int i = LANES * ITEM; i < end; i += AT_A_TIME) {
 		squares someBefore = {0, 0, 0}, someChange = {0, 0, 0};
@@ -229,22 +229,22 @@ void update_lamb(MEMORY(float, weight), TYPED(void, grad), MEMORY(float, m), MEM
 			const lanes old = load_lanes(weight, k, end, 0);
 			lanes next = old;
 			lanes r0 = load_numbers(grad, grad_bf16, k, end) * k0;
-			lanes r1 = load_lanes(m, k, end, 0);
+			lanes r1 = load_numbers(m, m_bf16, k, end);
 			lanes r3 = r0 * k2;
 			r3 = r1 * k1 + r3;
-			store_lanes(m, k, end, r3);
-			lanes r2 = load_lanes(v, k, end, 0);
+			store_numbers(m, m_bf16, k, end, r3);
+			lanes r2 = load_numbers(v, v_bf16, k, end);
 			lanes r4 = r0 * r0;
 			r4 = r4 * k4;
 			r4 = r2 * k3 + r4;
-			store_lanes(v, k, end, r4);
+			store_numbers(v, v_bf16, k, end, r4);
 			r4 = sqrt(r4);
 			r4 = k8 * r4 + k7;
 			r3 = r3 * k6;
 			r3 = r3 / r4;
 			r0 = old;
 			r3 = r0 * k5 + r3;
-			store_lanes(grad, k, end, r3);
+			store_numbers(grad, grad_bf16, k, end, r3);
 			next *= keep;
 			store_lanes(weight, k, end, next);
 			if (GIVEN(before)) {
@@ -263,17 +263,17 @@ void update_lamb(MEMORY(float, weight), TYPED(void, grad), MEMORY(float, m), MEM
 }
 
 kernel __attribute__((reqd_work_group_size(GROUP, 1, 1)))
-void update_muon(MEMORY(float, weight), TYPED(void, grad), MEMORY(float, m), MEMORY(float, v),
+void update_muon(MEMORY(float, weight), TYPED(void, grad), TYPED(void, m), TYPED(void, v),
 	MEMORY(float, before), MEMORY(float, change), MEMORY(const long, table), const int stretches, const int length,
 	const float k0, const float k1, const float k2, const float k3, const float k4,
 	const float k5, const float k6, const float k7, const float k8, const float k9, const float keep)
 {
-	LOCATE(weight), LOCATE_TYPED(grad), LOCATE(m), LOCATE(table);
+	LOCATE(weight), LOCATE_TYPED(grad), LOCATE_TYPED(m), LOCATE(table);
 	local float part[GROUP];
 	const global long *s = stretch_of(table, stretches);
 	const long begin = length * ((long)get_group_id(0) - s[FIRST_GROUP]);
 	const int end = min((long)length, s[ELEMENTS] - begin);
-	weight += s[0] + begin, grad = MOVE(grad, grad_bf16, s[1] + begin), m += s[2] + begin;
+	weight += s[0] + begin, grad = MOVE(grad, grad_bf16, s[1] + begin), m = MOVE(m, m_bf16, s[2] + begin);
 	squares allBefore = {0, 0, 0}, allChange = {0, 0, 0};
 	for (int i = LANES * ITEM; i < end; i += AT_A_TIME) {
 		squares someBefore = {0, 0, 0}, someChange = {0, 0, 0};
@@ -281,13 +281,13 @@ void update_muon(MEMORY(float, weight), TYPED(void, grad), MEMORY(float, m), MEM
 			const lanes old = load_lanes(weight, k, end, 0);
 			lanes next = old;
 			lanes r0 = load_numbers(grad, grad_bf16, k, end) * k0;
-			lanes r1 = load_lanes(m, k, end, 0);
+			lanes r1 = load_numbers(m, m_bf16, k, end);
 			lanes r2 = r0 * k2;
 			r2 = r1 * k1 + r2;
-			store_lanes(m, k, end, r2);
+			store_numbers(m, m_bf16, k, end, r2);
 			lanes r3 = r0 * k4;
 			r3 = r2 * k3 + r3;
-			store_lanes(grad, k, end, r3);
+			store_numbers(grad, grad_bf16, k, end, r3);
 			next *= keep;
 			store_lanes(weight, k, end, next);
 			if (GIVEN(before)) {
@@ -306,7 +306,7 @@ void update_muon(MEMORY(float, weight), TYPED(void, grad), MEMORY(float, m), MEM
 }
 
 kernel __attribute__((reqd_work_group_size(GROUP, 1, 1)))
-void update_move(MEMORY(float, weight), TYPED(void, grad), MEMORY(float, m), MEMORY(float, v),
+void update_move(MEMORY(float, weight), TYPED(void, grad), TYPED(void, m), TYPED(void, v),
 	MEMORY(float, before), MEMORY(float, change), MEMORY(const long, table), const int stretches, const int length,
 	const float k0, const float k1, const float k2, const float k3, const float k4,
 	const float k5, const float k6, const float k7, const float k8, const float k9, const float keep)
@@ -346,17 +346,17 @@ void update_move(MEMORY(float, weight), TYPED(void, grad), MEMORY(float, m), MEM
 }
 
 kernel __attribute__((reqd_work_group_size(GROUP, 1, 1)))
-void update_scheduleFree(MEMORY(float, weight), TYPED(void, grad), MEMORY(float, m), MEMORY(float, v),
+void update_scheduleFree(MEMORY(float, weight), TYPED(void, grad), TYPED(void, m), TYPED(void, v),
 	MEMORY(float, before), MEMORY(float, change), MEMORY(const long, table), const int stretches, const int length,
 	const float k0, const float k1, const float k2, const float k3, const float k4,
 	const float k5, const float k6, const float k7, const float k8, const float k9, const float keep)
 {
-	LOCATE(weight), LOCATE_TYPED(grad), LOCATE(m), LOCATE(v), LOCATE(table);
+	LOCATE(weight), LOCATE_TYPED(grad), LOCATE_TYPED(m), LOCATE_TYPED(v), LOCATE(table);
 	local float part[GROUP];
 	const global long *s = stretch_of(table, stretches);
 	const long begin = length * ((long)get_group_id(0) - s[FIRST_GROUP]);
 	const int end = min((long)length, s[ELEMENTS] - begin);
-	weight += s[0] + begin, grad = MOVE(grad, grad_bf16, s[1] + begin), m += s[2] + begin, v += s[3] + begin;
+	weight += s[0] + begin, grad = MOVE(grad, grad_bf16, s[1] + begin), m = MOVE(m, m_bf16, s[2] + begin), v = MOVE(v, v_bf16, s[3] + begin);
 	squares allBefore = {0, 0, 0}, allChange = {0, 0, 0};
 	for (int i = LANES * ITEM; i < end; i += AT_A_TIME) {
 		squares someBefore = {0, 0, 0}, someChange = {0, 0, 0};
@@ -364,23 +364,23 @@ void update_scheduleFree(MEMORY(float, weight), TYPED(void, grad), MEMORY(float,
 			const lanes old = load_lanes(weight, k, end, 0);
 			lanes next = old;
 			lanes r0 = load_numbers(grad, grad_bf16, k, end) * k0;
-			lanes r1 = load_lanes(v, k, end, 0);
+			lanes r1 = load_numbers(v, v_bf16, k, end);
 			lanes r2 = r0 * r0;
 			r2 = r2 * k4;
 			r2 = r1 * k3 + r2;
-			store_lanes(v, k, end, r2);
+			store_numbers(v, v_bf16, k, end, r2);
 			r2 = sqrt(r2);
 			r2 = k8 * r2 + k7;
 			r0 = r0 / r2;
 			lanes r3 = old;
 			r0 = r3 * k5 + r0;
-			lanes r4 = load_lanes(m, k, end, 0);
+			lanes r4 = load_numbers(m, m_bf16, k, end);
 			r1 = r4 - r3;
 			r3 = r1 * k1 + r3;
 			r3 = r0 * k2 + r3;
 			r4 = r0 * k6 + r4;
 			next = r3;
-			store_lanes(m, k, end, r4);
+			store_numbers(m, m_bf16, k, end, r4);
 			next *= keep;
 			store_lanes(weight, k, end, next);
 			if (GIVEN(before)) {
@@ -399,17 +399,17 @@ void update_scheduleFree(MEMORY(float, weight), TYPED(void, grad), MEMORY(float,
 }
 
 kernel __attribute__((reqd_work_group_size(GROUP, 1, 1)))
-void update_averageSquares(MEMORY(float, weight), TYPED(void, grad), MEMORY(float, m), MEMORY(float, v),
+void update_averageSquares(MEMORY(float, weight), TYPED(void, grad), TYPED(void, m), TYPED(void, v),
 	MEMORY(float, before), MEMORY(float, change), MEMORY(const long, table), const int stretches, const int length,
 	const float k0, const float k1, const float k2, const float k3, const float k4,
 	const float k5, const float k6, const float k7, const float k8, const float k9, const float keep)
 {
-	LOCATE(weight), LOCATE_TYPED(grad), LOCATE(v), LOCATE(table);
+	LOCATE(weight), LOCATE_TYPED(grad), LOCATE_TYPED(v), LOCATE(table);
 	local float part[GROUP];
 	const global long *s = stretch_of(table, stretches);
 	const long begin = length * ((long)get_group_id(0) - s[FIRST_GROUP]);
 	const int end = min((long)length, s[ELEMENTS] - begin);
-	weight += s[0] + begin, grad = MOVE(grad, grad_bf16, s[1] + begin), v += s[3] + begin;
+	weight += s[0] + begin, grad = MOVE(grad, grad_bf16, s[1] + begin), v = MOVE(v, v_bf16, s[3] + begin);
 	squares allBefore = {0, 0, 0}, allChange = {0, 0, 0};
 	for (int i = LANES * ITEM; i < end; i += AT_A_TIME) {
 		squares someBefore = {0, 0, 0}, someChange = {0, 0, 0};
@@ -417,11 +417,11 @@ void update_averageSquares(MEMORY(float, weight), TYPED(void, grad), MEMORY(floa
 			const lanes old = load_lanes(weight, k, end, 0);
 			lanes next = old;
 			lanes r0 = load_numbers(grad, grad_bf16, k, end) * k0;
-			lanes r1 = load_lanes(v, k, end, 0);
+			lanes r1 = load_numbers(v, v_bf16, k, end);
 			lanes r2 = r0 * r0;
 			r2 = r2 * k2;
 			r2 = r1 * k1 + r2;
-			store_lanes(v, k, end, r2);
+			store_numbers(v, v_bf16, k, end, r2);
 			next *= keep;
 			store_lanes(weight, k, end, next);
 			if (GIVEN(before)) {

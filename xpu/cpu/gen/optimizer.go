@@ -355,9 +355,8 @@ type language struct {
 	declare, assign string // of a register: its name, the value
 	constant        string // its number
 	vectors         [4]string
-	product         string // rounded
-	load            string
-	loadGradient    string   // of a gradient, which may be bfloat16
+	product         string   // rounded
+	load            string   // of a vector; a gradient and the state may be bfloat16
 	store           []string // the vector, the register
 	old, next       string   // variables for the weight before and after the update; empty: it is in memory
 	sqrt, min, max  string
@@ -368,7 +367,7 @@ type language struct {
 var goLanguage = language{
 	declare: "%s := %s\n", assign: "%s = %s\n", constant: "k[%d]",
 	vectors: [4]string{weight: "w[i]", gradient: "grad[i]", first: "a[i]", second: "b[i]"},
-	product: "float32(%s * %s)", load: "%s", loadGradient: "%s",
+	product: "float32(%s * %s)", load: "%s",
 	store: []string{"%[2]s = normal(%[2]s)\n", "%[1]s = %[2]s\n"},
 	sqrt:  "squareRoot(%s)", min: "atMost(%s, %s)", max: "atLeast(%s, %s)",
 }
@@ -377,8 +376,8 @@ var goLanguage = language{
 var openCL = language{
 	declare: "\t\t\tlanes %s = %s;\n", assign: "\t\t\t%s = %s;\n", constant: "k%d",
 	vectors: [4]string{weight: "weight", gradient: "grad", first: "m", second: "v"},
-	product: "%s * %s", load: "load_lanes(%s, k, end, 0)", loadGradient: "load_numbers(%[1]s, %[1]s_bf16, k, end)",
-	store: []string{"\t\t\tstore_lanes(%[1]s, k, end, %[2]s);\n"}, old: "old", next: "next",
+	product: "%s * %s", load: "load_numbers(%[1]s, %[1]s_bf16, k, end)",
+	store: []string{"\t\t\tstore_numbers(%[1]s, %[1]s_bf16, k, end, %[2]s);\n"}, old: "old", next: "next",
 	sqrt: "sqrt(%s)", min: "at_most(%s, %s)", max: "at_least(%s, %s)",
 }
 
@@ -413,7 +412,7 @@ func (e *text) let(dst register, value string) {
 func (e *text) times(a, b string) string { return fmt.Sprintf(e.product, a, b) }
 
 func (e *text) gradient(dst register) {
-	e.let(dst, e.times(fmt.Sprintf(e.language.loadGradient, e.memory(gradient)), e.name(k(0))))
+	e.let(dst, e.times(fmt.Sprintf(e.language.load, e.memory(gradient)), e.name(k(0))))
 }
 
 func (e *text) load(dst register, from vector) {
@@ -470,13 +469,13 @@ func updateOpenCL() []byte {
 		var locate, advance []string
 		for v, used := range body.uses {
 			if name := openCL.vectors[v]; used || vector(v) == weight {
-				if vector(v) == gradient {
-					locate = append(locate, "LOCATE_TYPED("+name+")")
-					advance = append(advance, fmt.Sprintf("%[1]s = MOVE(%[1]s, %[1]s_bf16, s[%[2]d] + begin)", name, v))
+				if vector(v) == weight {
+					locate = append(locate, "LOCATE("+name+")")
+					advance = append(advance, fmt.Sprintf("%s += s[%d] + begin", name, v))
 					continue
 				}
-				locate = append(locate, "LOCATE("+name+")")
-				advance = append(advance, fmt.Sprintf("%s += s[%d] + begin", name, v))
+				locate = append(locate, "LOCATE_TYPED("+name+")")
+				advance = append(advance, fmt.Sprintf("%[1]s = MOVE(%[1]s, %[1]s_bf16, s[%[2]d] + begin)", name, v))
 			}
 		}
 		fmt.Fprintf(&s, updateKernelText, update.name, strings.Join(locate, ", "), strings.Join(advance, ", "),
@@ -487,7 +486,7 @@ func updateOpenCL() []byte {
 
 const updateKernelText = `
 kernel __attribute__((reqd_work_group_size(GROUP, 1, 1)))
-void update_%s(MEMORY(float, weight), TYPED(void, grad), MEMORY(float, m), MEMORY(float, v),
+void update_%s(MEMORY(float, weight), TYPED(void, grad), TYPED(void, m), TYPED(void, v),
 	MEMORY(float, before), MEMORY(float, change), MEMORY(const long, table), const int stretches, const int length,
 	const float k0, const float k1, const float k2, const float k3, const float k4,
 	const float k5, const float k6, const float k7, const float k8, const float k9, const float keep)
