@@ -15,6 +15,10 @@ func (m *model) checkArguments(args *pickle.Object) error {
 	if v, _ := args.Attribute("group_query_attention"); v == false {
 		group = c.Heads
 	}
+	var factor any
+	if c.RopeScaling.Type == "llama3" {
+		factor = c.RopeScaling.Factor
+	}
 	topk, experts := any(int64(c.ExpertsPerToken)), any(int64(c.Experts))
 	if c.Experts == 0 {
 		topk, experts = nil, nil
@@ -39,6 +43,7 @@ func (m *model) checkArguments(args *pickle.Object) error {
 		{"apply_layernorm_1p", false, "model_type"},
 		{"multi_latent_attention", false, "model_type"},
 		{"use_rope_scaling", c.RopeScaling.Type == "llama3", "rope_scaling"},
+		{"rope_scaling_factor", factor, "rope_scaling.factor"},
 		{"num_experts", experts, "num_experts"},
 		{"moe_router_topk", topk, "num_experts_per_tok"},
 	} {
@@ -61,6 +66,10 @@ func (m *model) checkArguments(args *pickle.Object) error {
 			return fmt.Errorf("args.num_query_groups is %v, but num_key_value_heads of config.json is %d; use the "+
 				"config.json of this model", v, group)
 		}
+	}
+	if v, ok := args.Attribute("window_size"); ok && (v != nil) != (c.SlidingWindow > 0) {
+		return fmt.Errorf("args.window_size is %v, but sliding_window of config.json is %d; use the config.json of "+
+			"this model", v, c.SlidingWindow)
 	}
 	return checkRouting(args, c)
 }

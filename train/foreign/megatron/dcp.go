@@ -319,7 +319,8 @@ func (t *tensor) place(at []int) int {
 	return place
 }
 
-// A files reads chunks. It has few open descriptions of chunks at a time.
+// A files reads chunks. It has few open descriptions of chunks at a time. It is not for concurrent
+// use.
 type files struct {
 	dir  string
 	open map[*chunk]*torchfile.Tensor
