@@ -189,6 +189,10 @@ func (p Projections) check(name string) {
 		check(name, "KWeight", p.KWeight, number(p.KWeight), h.KVHeads*h.Size/k)
 		check(name, "RK", p.RK, Float32, h.Tokens()*k)
 	}
+	if p.Means.Present() {
+		p.checkWide(name)
+		check(name, "Means", p.Means, Float32, 2, h.Tokens())
+	}
 	positions := max(p.First+h.Length, p.Cos.shape[0])
 	check(name, "Cos", p.Cos, Float32, positions, h.Size/2)
 	check(name, "Sin", p.Sin, Float32, positions, h.Size/2)
@@ -208,6 +212,28 @@ func CheckJoinHeads(p Projections, dqkv, dk, dv, dqWeight, dkWeight Tensor) {
 	}
 	if p.KWeight.Present() {
 		check(name, "dkWeight", dkWeight, number(dkWeight), p.KWeight.Elements())
+	}
+}
+
+// checkWide panics unless the projections have a norm over all queries, and over all keys, of a
+// token.
+func (p Projections) checkWide(name string) {
+	h := p.Heads()
+	check(name, "QWeight", p.QWeight, number(p.QWeight), h.Heads*h.Size)
+	check(name, "KWeight", p.KWeight, number(p.KWeight), h.KVHeads*h.Size)
+}
+
+// CheckSumHeads panics unless the arguments of [Layers.SumHeads] are valid.
+func CheckSumHeads(sums Tensor, p Projections, dqkv, dk Tensor) {
+	const name = "SumHeads"
+	p.check(name)
+	p.checkWide(name)
+	h := p.Heads()
+	h.checkComplete(name, p.First)
+	check(name, "sums", sums, Float32, 2, h.Tokens())
+	if dqkv.Present() || dk.Present() {
+		check(name, "dqkv", dqkv, Float32, h.Tokens(), h.Width())
+		check(name, "dk", dk, Float32, h.Rows, h.KVHeads, h.Length, h.Size)
 	}
 }
 

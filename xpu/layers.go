@@ -66,8 +66,16 @@ type Layers interface {
 	// the gradients of the norms' weights to dqWeight and dkWeight, which are absent if there are
 	// no weights. The gradient is zero where clipping took effect. p is the argument of SplitHeads,
 	// with First = 0 and a capacity of Length. Its Q, K and V are not read, and its RQ and RK are
-	// the values that SplitHeads set.
+	// the values that SplitHeads set, or read.
 	JoinHeads(p Projections, dqkv, dk, dv, dqWeight, dkWeight Tensor)
+
+	// SumHeads sets sums [2, T] to the parts that these projections add to sums over the columns of
+	// a norm over all heads: row 0 for the queries of each token, row 1 for its keys. Without dqkv
+	// and dk, they are sums of squares. With them, they are Σ w·dy·x, where x is a projection and
+	// dy the gradient of its norm; dqkv and dk are the arguments of JoinHeads, and are not changed.
+	// p is as in JoinHeads. It has both weights, and one norm for all queries and for all keys of a
+	// token. RQ and RK are read only with dqkv, and Means is not used.
+	SumHeads(sums Tensor, p Projections, dqkv, dk Tensor)
 
 	// SplitLatent splits the projections of a latent attention into heads: rotation, and zeros
 	// where a head is larger. Queries are multiplied by Scale.
@@ -238,8 +246,11 @@ type Projections struct {
 	Epsilon float64
 	// [T·norms of a token] inverse roots of these norms, set by SplitHeads, or read if Known is
 	// set; not used without the weight
-	RQ, RK   Tensor
-	Known    bool
+	RQ, RK Tensor
+	Known  bool
+	// [2, T] if the norms are over more columns than these, for JoinHeads: for each token, the mean
+	// of w·dy·x over all columns of the norm of queries, and of keys. See SumHeads.
+	Means    Tensor
 	Clip     float64 // bound of queries, keys (after the norm) and values; 0 for none
 	Cos, Sin Tensor  // [positions, Size/2] rotation of a position
 	First    int     // position of the first token of each row

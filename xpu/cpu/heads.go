@@ -9,20 +9,20 @@ import (
 // projections are [xpu.Projections] in host memory.
 type projections struct {
 	xpu.Heads
-	QKV, QWeight, KWeight, RQ, RK, Cos, Sin, Q, K, V []float32
-	halves                                           []uint16 // QKV of BFloat16, instead of QKV
-	Epsilon, Clip                                    float64
-	Known                                            bool
-	First                                            int
+	QKV, QWeight, KWeight, RQ, RK, Means, Cos, Sin, Q, K, V []float32
+	halves                                                  []uint16 // QKV of BFloat16, instead of QKV
+	Epsilon, Clip                                           float64
+	Known                                                   bool
+	First                                                   int
 }
 
 func (t *task) setProjections(p xpu.Projections) {
 	qkv, halves := numbers(p.QKV)
 	t.projections = projections{Heads: p.Heads(), QKV: qkv, halves: halves, QWeight: t.weights(0, p.QWeight),
 		KWeight: t.weights(1, p.KWeight),
-		RQ:      p.RQ.Floats(), RK: p.RK.Floats(), Cos: p.Cos.Floats(), Sin: p.Sin.Floats(), Q: p.Q.Floats(),
-		K: p.K.Floats(),
-		V: p.V.Floats(), Epsilon: p.Epsilon, Clip: p.Clip, Known: p.Known, First: p.First}
+		RQ:      p.RQ.Floats(), RK: p.RK.Floats(), Means: p.Means.Floats(), Cos: p.Cos.Floats(), Sin: p.Sin.Floats(),
+		Q: p.Q.Floats(), K: p.K.Floats(), V: p.V.Floats(), Epsilon: p.Epsilon, Clip: p.Clip, Known: p.Known,
+		First: p.First}
 }
 
 // SplitHeads splits projections into heads; see [xpu.Layers].
@@ -139,8 +139,12 @@ func (h *Host) JoinHeads(p xpu.Projections, dqkv, dk, dv, dqWeight, dkWeight xpu
 				copy(dx[q+kv+g*d:][:d], t.y[place:])
 			}
 			clipGrad(dx[q+kv:], x[q+kv:], nil, 1, p.Clip)
-			projectionGrad(dx[:q], x[:q], p.QWeight, sums, p.RQ, i, p.Clip)
-			projectionGrad(dx[q:q+kv], x[q:q+kv], p.KWeight, sums[len(p.QWeight):], p.RK, i, p.Clip)
+			var means [2][]float32 // of queries and keys
+			if len(p.Means) > 0 {
+				means = [2][]float32{p.Means[i:][:1], p.Means[len(p.Means)/2+i:][:1]}
+			}
+			projectionGrad(dx[:q], x[:q], p.QWeight, sums, p.RQ, means[0], i, p.Clip)
+			projectionGrad(dx[q:q+kv], x[q:q+kv], p.KWeight, sums[len(p.QWeight):], p.RK, means[1], i, p.Clip)
 		}
 	})
 	if p.QWeight.Present() {
@@ -151,10 +155,53 @@ func (h *Host) JoinHeads(p xpu.Projections, dqkv, dk, dv, dqWeight, dkWeight xpu
 	}
 }
 
+// SumHeads adds the columns of norms; see [xpu.Layers].
+func (h *Host) SumHeads(sums xpu.Tensor, p xpu.Projections, dqkv, dk xpu.Tensor) {
+	xpu.CheckSumHeads(sums, p, dqkv, dk)
+	t := h.begin(operands{dst: sums.Floats(), x: dqkv.Floats(), y: dk.Floats()})
+	defer t.end()
+	t.setProjections(p)
+	t.split(p.QKV.Dim(0), func(t *task, _, lo, hi int) {
+		p := &t.projections
+		d, s, width := p.Size, p.Length, p.Width()
+		q, kv, tokens := p.Heads.Heads*d, p.KVHeads*d, len(t.dst)/2
+		scale := float32(1 / math.Sqrt(float64(d)))
+		numbers, gradient := t.host.buffers.Get(), t.host.buffers.Get()
+		defer t.host.buffers.Put(numbers)
+		defer t.host.buffers.Put(gradient)
+		dy := room(gradient, d)
+		for i := lo; i < hi; i++ {
+			x := row(p.QKV, p.halves, i, width, numbers)
+			if len(t.x) == 0 {
+				t.dst[i], t.dst[tokens+i] = float32(SumSquares(x[:q])), float32(SumSquares(x[q:q+kv]))
+				continue
+			}
+			row, pos := i/s, i%s
+			cos, sin := rotation(p, pos)
+			// part returns a head's part of the sum.
+			part := func(dhead, x, w []float32, r, scale float32) float64 {
+				RotateBack(dy, dhead, cos, sin, scale)
+				clipGrad(dy, x, w, r, p.Clip)
+				MulScaled(dy, w, 1, dy)
+				return float64(Dot(dy, x))
+			}
+			queries, keys := 0.0, 0.0
+			for a := range p.Heads.Heads {
+				queries += part(t.x[i*width+a*d:][:d], x[a*d:][:d], p.QWeight[a*d:][:d], p.RQ[i], scale)
+			}
+			for g := range p.KVHeads {
+				keys += part(t.y[((row*p.KVHeads+g)*s+pos)*d:][:d], x[q+g*d:][:d], p.KWeight[g*d:][:d], p.RK[i], 1)
+			}
+			t.dst[i], t.dst[tokens+i] = float32(queries), float32(keys)
+		}
+	})
+}
+
 // projectionGrad turns dy into the gradient of the projection x of token i, in place. dy is the
 // gradient of the clipped projection, or with weights w the gradient of its clipped norms. inverse
-// holds the inverse roots of the norms of all tokens.
-func projectionGrad(dy, x, w, dw, inverse []float32, i int, bound float64) {
+// holds the inverse roots of the norms of all tokens. mean has the mean of w·dy·x if the norm is
+// over more columns than x, and is otherwise empty.
+func projectionGrad(dy, x, w, dw, inverse, mean []float32, i int, bound float64) {
 	if len(w) == 0 {
 		clipGrad(dy, x, nil, 1, bound)
 		return
@@ -164,6 +211,9 @@ func projectionGrad(dy, x, w, dw, inverse []float32, i int, bound float64) {
 		dy, x, r := dy[j*n:][:n], x[j*n:][:n], inverse[i*len(x)/n+j]
 		clipGrad(dy, x, w, r, bound)
 		a, b := rmsNormGrad(dy, x, w, dw[:n], r)
+		if len(mean) > 0 {
+			b = r * r * r * mean[0]
+		}
 		Scale(dy, a)
 		Axpy(dy, -b, x)
 	}

@@ -93,7 +93,7 @@ func TestLayersDoNotAllocate(t *testing.T) {
 		V: f(rows, heads, length, size)}
 	stats := &xpu.RouterStats{Probs: make([]float64, experts), Counts: make([]int64, experts)}
 	c := xpu.CrossEntropy{Logits: f(tokens, vocabulary), Targets: ints(tokens), Loss: make([]float64, tokens), Scale: 1}
-	x, y, dqkv := f(tokens, width), f(tokens, width), f(tokens, projections)
+	x, y, dqkv, sumsOfHeads := f(tokens, width), f(tokens, width), f(tokens, projections), f(2, tokens)
 	gateUp, act, dact, logits := f(pairs, 2*inner), f(pairs, inner), f(pairs, inner), f(tokens, experts)
 	slope, rowOf := f(experts), ints(tokens, 1)
 	moments := []xpu.Moments{{Weight: f(70000), Grad: f(70000), M: f(70000), V: tensor(xpu.Float32, 70000)}}
@@ -110,6 +110,7 @@ func TestLayersDoNotAllocate(t *testing.T) {
 		"LayerNorm":    func() { d.Normalize(y, x, plain, true) },
 		"SplitHeads":   func() { d.SplitHeads(p) },
 		"JoinHeads":    func() { d.JoinHeads(p, dqkv, p.K, p.V, p.QWeight, p.KWeight) },
+		"SumHeads":     func() { d.SumHeads(sumsOfHeads, p, dqkv, p.K) },
 		"SplitLatent":  func() { d.SplitLatent(latent) },
 		"JoinLatent":   func() { d.JoinLatent(latent, x, p.Q, p.Q) },
 		"CopyColumns":  func() { d.CopyColumns(rotated, x) },

@@ -202,6 +202,8 @@ func (c headsCase) check(t tester, d xpu.Device, tolerance float64, seed uint64)
 	}
 	weights := [][]float32{nil, nil, nil} // gradients of weights before
 	wantWeights, back := make([]sums, 3), newSums(tokens*width)
+	// Norms over more columns than these, with the given means.
+	wide, squares, products, means := newSums(tokens*width), newSums(2*tokens), newSums(2*tokens), random(r, 2*tokens)
 	for i, s := range sides {
 		weights[i] = random(r, len(s.weight))
 		wantWeights[i] = newSums(len(s.weight))
@@ -249,15 +251,20 @@ func (c headsCase) check(t tester, d xpu.Device, tolerance float64, seed uint64)
 			for j := range g {
 				if s.weight == nil {
 					back.add(out+j, g[j], bound[j])
+					wide.add(out+j, g[j], bound[j])
 					continue
 				}
 				r, n, norm := s.root(token, j), float64(len(s.weight)), j/len(s.weight)
 				v := float64(x[s.at+j]) * r
 				back.add(out+j, r*(g[j]-v*along[norm]/n), r*(bound[j]+math.Abs(v)*alongSize[norm]/n))
+				mean := float64(means[i*tokens+token])
+				wide.add(out+j, r*g[j]-v*r*r*mean, r*bound[j]+math.Abs(v*r*r*mean))
+				squares.add(i*tokens+token, v/r*v/r, v/r*v/r)
+				products.add(i*tokens+token, g[j]*v/r, math.Abs(bound[j]*v/r))
 			}
 		}
 	}
-	gradient := upload(t, d, dqkv, tokens, width)
+	gradient, again := upload(t, d, dqkv, tokens, width), upload(t, d, dqkv, tokens, width)
 	ofHeads := func(x []float32) xpu.Tensor { return upload(t, d, x, c.Rows, c.KVHeads, c.Length, size) }
 	var dqWeight, dkWeight xpu.Tensor
 	if c.normed {
@@ -271,6 +278,17 @@ func (c headsCase) check(t tester, d xpu.Device, tolerance float64, seed uint64)
 		compare(t, "gradient of the keys' weight", read(t, d, dkWeight), wantWeights[1].sum, wantWeights[1].scale,
 			tolerance)
 	}
+	if !c.normed || sides[0].norms > 1 || sides[1].norms > 1 {
+		return
+	}
+	found := upload(t, d, poison(2*tokens), 2, tokens)
+	d.SumHeads(found, p, xpu.Tensor{}, xpu.Tensor{})
+	compare(t, "sums of squares", read(t, d, found), squares.sum, squares.scale, tolerance)
+	d.SumHeads(found, p, again, ofHeads(dk))
+	compare(t, "sums of products", read(t, d, found), products.sum, products.scale, tolerance)
+	p.Means = upload(t, d, means, 2, tokens)
+	d.JoinHeads(p, again, ofHeads(dk), ofHeads(dv), dqWeight, dkWeight)
+	compare(t, "gradient of projections with wider norms", read(t, d, again), wide.sum, wide.scale, tolerance)
 }
 
 // settle computes inverse roots that are not known, and moves elements away from the clipping

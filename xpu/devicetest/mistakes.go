@@ -94,6 +94,12 @@ func mistakesFamily(t *testing.T, d xpu.Device, _ float64) {
 			d.JoinHeads(split(p.x, 0), p.x[10], p.x[11], p.x[12], p.x[13], p.x[14])
 		}, floats: [][]int{{tokens, projections}, {width}, {kv * size}, {tokens}, {tokens}, {length, size / 2},
 			{length, size / 2}, q, keys, keys, {tokens, projections}, own, own, {width}, {kv * size}}, wrong: true},
+		{name: "SumHeads", run: func(p operands) { d.SumHeads(p.x[10], split(p.x, 0), p.x[11], p.x[12]) },
+			floats: [][]int{{tokens, projections}, {width}, {kv * size}, {tokens}, {tokens}, {length, size / 2},
+				{length, size / 2}, q, own, own, {2, tokens}, {tokens, projections}, own}},
+		{name: "SumHeads", run: func(p operands) { d.SumHeads(p.x[10], split(p.x, 0), p.x[11], p.x[12]) }, wrong: true,
+			floats: [][]int{{tokens, projections}, {size}, {kv * size}, {tokens * heads}, {tokens}, {length, size / 2},
+				{length, size / 2}, q, own, own, {2, tokens}, {tokens, projections}, own}},
 		{name: "SplitLatent", floats: [][]int{{tokens, heads * 3}, {tokens, heads * 4}, {tokens, 2},
 			{first + length, 1}, {first + length, 1}, q, {rows, heads, capacity, size}, {rows, heads, capacity, size}},
 			run: func(p operands) { d.SplitLatent(latent(p.x, first)) }},

@@ -230,6 +230,12 @@ func (s step) attention(r *recorder) {
 		r.zeros(keys...)
 	r.d.AttendGrad(a, dcontext, dqkv, dkeys, dvalues)
 	r.keep("AttendGrad", dqkv, dkeys, dvalues)
+	if s.norm {
+		squares, products := r.zeros(2, t), r.zeros(2, t)
+		r.d.SumHeads(squares, p, xpu.Tensor{}, xpu.Tensor{})
+		r.d.SumHeads(products, p, dqkv, dkeys)
+		r.keep("SumHeads", squares, products)
+	}
 	r.d.JoinHeads(p, dqkv, dkeys, dvalues, dq, dk)
 	r.keep("JoinHeads", dqkv, dq, dk)
 }

@@ -105,16 +105,24 @@ func (d *Device) SplitHeads(p xpu.Projections) {
 	} else {
 		w = append(w, p.RQ, p.RK)
 	}
-	if d.works(r, w) {
+	if d.works(r, w, p.Means) {
 		d.inner.SplitHeads(p)
 	}
 }
 
 // JoinHeads computes the gradients of projections from the gradients of heads; see [xpu.Layers].
 func (d *Device) JoinHeads(p xpu.Projections, dqkv, dk, dv, dqWeight, dkWeight xpu.Tensor) {
-	r := reads{p.QKV, p.QWeight, p.KWeight, p.RQ, p.RK, p.Cos, p.Sin, dqkv, dk, dv, dqWeight, dkWeight}
+	r := reads{p.QKV, p.QWeight, p.KWeight, p.RQ, p.RK, p.Means, p.Cos, p.Sin, dqkv, dk, dv, dqWeight, dkWeight}
 	if d.works(r, writes{dqkv, dqWeight, dkWeight}, p.Q, p.K, p.V) {
 		d.inner.JoinHeads(p, dqkv, dk, dv, dqWeight, dkWeight)
+	}
+}
+
+// SumHeads adds the columns of norms; see [xpu.Layers].
+func (d *Device) SumHeads(sums xpu.Tensor, p xpu.Projections, dqkv, dk xpu.Tensor) {
+	r := reads{p.QKV, p.QWeight, p.KWeight, p.RQ, p.RK, p.Cos, p.Sin, dqkv, dk}
+	if d.works(r, writes{sums}, p.Means, p.Q, p.K, p.V) {
+		d.inner.SumHeads(sums, p, dqkv, dk)
 	}
 }
 

@@ -138,10 +138,11 @@ static void join_norm(global float *dx, const global void *x, const int x_bf16, 
 	}
 }
 
-// The gradient of heads goes to a projection of the token as in join_one, and through its norms, as in split_side.
+// The gradient of heads goes to a projection of the token as in join_one, and through its norms, as in split_side. mean is null, or has the mean of
+// the products over all columns of a norm that is wider than the projection.
 static void join_side(global float *dx, const global float *from, const ulong pitch, global float *partial, const bool fresh, const global void *x,
-	const int x_bf16, const global void *weight, const int bf16, const bool normed, const int norms, const global float *roots, const int heads, const int half_size,
-	const global float *cosine, const global float *sine, const float bound, const float scale, local float *part)
+	const int x_bf16, const global void *weight, const int bf16, const bool normed, const int norms, const global float *roots, const global float *mean,
+	const int heads, const int half_size, const global float *cosine, const global float *sine, const float bound, const float scale, local float *part)
 {
 	const int each = heads / norms, width = each * 2 * half_size;
 	for (int n = 0; n < norms; n++) {
@@ -149,7 +150,7 @@ static void join_side(global float *dx, const global float *from, const ulong pi
 		// the work-item has the same weights in every norm
 		const float own = join_one(dx, from, pitch, partial, fresh && n == 0, x, x_bf16, weight, bf16, normed, r, each, half_size, cosine, sine, bound, scale);
 		if (normed)
-			join_norm(dx, x, x_bf16, r, group_sum(own, part), each, half_size);
+			join_norm(dx, x, x_bf16, r, mean ? mean[0] * width : group_sum(own, part), each, half_size);
 		dx += width, x = MOVE(x, x_bf16, width), from += each * pitch;
 	}
 }
@@ -157,11 +158,12 @@ static void join_side(global float *dx, const global float *from, const ulong pi
 // Consecutive groups of `each` tokens. Row g of partial, q_normed and then k_normed elements, becomes the sum of the
 // gradients of the weights over the tokens of group g.
 kernel void join_heads(MEMORY(float, dqkv), MEMORY(const float, dk), MEMORY(const float, dv), TYPED(const void, qkv), TYPED(const void, q_weight),
-	TYPED(const void, k_weight), MEMORY(const float, rq), MEMORY(const float, rk), MEMORY(const float, cosine), MEMORY(const float, sine),
-	MEMORY(float, partial), const int tokens, const int each, const int length, const int heads, const int kv_heads, const int size, const int q_norms,
-	const int k_norms, const float bound, const float scale)
+	TYPED(const void, k_weight), MEMORY(const float, rq), MEMORY(const float, rk), MEMORY(const float, means), MEMORY(const float, cosine),
+	MEMORY(const float, sine), MEMORY(float, partial), const int tokens, const int each, const int length, const int heads, const int kv_heads, const int size,
+	const int q_norms, const int k_norms, const float bound, const float scale)
 {
-	LOCATE(dqkv), LOCATE(dk), LOCATE(dv), LOCATE_TYPED(qkv), LOCATE_TYPED(q_weight), LOCATE_TYPED(k_weight), LOCATE(rq), LOCATE(rk), LOCATE(cosine), LOCATE(sine), LOCATE(partial);
+	LOCATE(dqkv), LOCATE(dk), LOCATE(dv), LOCATE_TYPED(qkv), LOCATE_TYPED(q_weight), LOCATE_TYPED(k_weight), LOCATE(rq), LOCATE(rk), LOCATE(means);
+	LOCATE(cosine), LOCATE(sine), LOCATE(partial);
 	local float part[GROUP];
 	const int first = (int)get_group_id(0) * each, last = min(first + each, tokens);
 	const int width = heads * size, kv_width = kv_heads * size;
@@ -173,14 +175,58 @@ kernel void join_heads(MEMORY(float, dqkv), MEMORY(const float, dk), MEMORY(cons
 		const global void *x = MOVE(qkv, qkv_bf16, (ulong)token * (width + 2 * kv_width));
 		const global float *c = cosine + position * (size / 2), *s = sine + position * (size / 2);
 		global float *dx = dqkv + (ulong)token * (width + 2 * kv_width);
-		join_side(dx, dx, size, partial, token == first, x, qkv_bf16, q_weight, q_weight_bf16, q_normed > 0, q_norms, rq + (ulong)token * q_norms, heads, size / 2, c, s, bound, scale,
-			part);
-		join_side(dx + width, dk + from, pitch, partial + q_normed, token == first, MOVE(x, qkv_bf16, width), qkv_bf16, k_weight, k_weight_bf16, k_normed > 0, k_norms, rk + (ulong)token * k_norms,
-			kv_heads, size / 2, c, s, bound, 1, part);
+		join_side(dx, dx, size, partial, token == first, x, qkv_bf16, q_weight, q_weight_bf16, q_normed > 0, q_norms, rq + (ulong)token * q_norms,
+			GIVEN(means) ? means + token : 0, heads, size / 2, c, s, bound, scale, part);
+		join_side(dx + width, dk + from, pitch, partial + q_normed, token == first, MOVE(x, qkv_bf16, width), qkv_bf16, k_weight, k_weight_bf16, k_normed > 0,
+			k_norms, rk + (ulong)token * k_norms, GIVEN(means) ? means + tokens + token : 0, kv_heads, size / 2, c, s, bound, 1, part);
 		const int blocks = (size + LANES - 1) / LANES;
 		for (int i = ITEM; i < kv_heads * blocks; i += GROUP) {
 			const int a = i / blocks, j = i % blocks * LANES, at = width + kv_width + a * size;
 			store_lanes(dx + at, j, size, within(load_lanes(dv + from + a * pitch, j, size, 0), load_numbers(MOVE(x, qkv_bf16, at), qkv_bf16, j, size), bound));
 		}
 	}
+}
+
+// The work-item's share of the sum of weight·g·x, where g is the gradient of heads through rotation and clipping, as in join_one.
+static float products_of(const global float *from, const ulong pitch, const global void *x, const int x_bf16, const global void *weight, const int bf16,
+	const float r, const int heads, const int half_size, const global float *cosine, const global float *sine, const float bound, const float scale)
+{
+	const int blocks = (half_size + LANES - 1) / LANES;
+	lanes sum = 0;
+	for (int i = ITEM; i < heads * blocks; i += GROUP) {
+		const int a = i / blocks, j = i % blocks * LANES, low = a * 2 * half_size, high = low + half_size;
+		const lanes c = load_lanes(cosine, j, half_size, 0), s = load_lanes(sine, j, half_size, 0);
+		const lanes u = load_lanes(from + a * pitch, j, half_size, 0), v = load_lanes(from + a * pitch + half_size, j, half_size, 0);
+		const lanes p = load_numbers(MOVE(x, x_bf16, low), x_bf16, j, half_size), q = load_numbers(MOVE(x, x_bf16, high), x_bf16, j, half_size);
+		const lanes wp = load_numbers(MOVE(weight, bf16, low), bf16, j, half_size) * p, wq = load_numbers(MOVE(weight, bf16, high), bf16, j, half_size) * q;
+		sum = fma(within((u * c + v * s) * scale, wp * r, bound), wp, sum);
+		sum = fma(within((v * c - u * s) * scale, wq * r, bound), wq, sum);
+	}
+	return lanes_sum(sum);
+}
+
+// Tokens. The parts of sums over the columns of norms: of squares, or with dqkv of products with gradients.
+kernel void sum_heads(MEMORY(float, sums), TYPED(const void, qkv), TYPED(const void, q_weight), TYPED(const void, k_weight), MEMORY(const float, rq),
+	MEMORY(const float, rk), MEMORY(const float, cosine), MEMORY(const float, sine), MEMORY(const float, dqkv), MEMORY(const float, dk), const int tokens,
+	const int length, const int heads, const int kv_heads, const int size, const float bound, const float scale)
+{
+	LOCATE(sums), LOCATE_TYPED(qkv), LOCATE_TYPED(q_weight), LOCATE_TYPED(k_weight), LOCATE(rq), LOCATE(rk), LOCATE(cosine), LOCATE(sine), LOCATE(dqkv), LOCATE(dk);
+	local float part[GROUP];
+	const ulong token = get_group_id(0), row = token / length, position = token % length;
+	const int width = heads * size, kv_width = kv_heads * size;
+	const global void *x = MOVE(qkv, qkv_bf16, token * (width + 2 * kv_width)), *y = MOVE(x, qkv_bf16, width);
+	float queries, keys;
+	if (GIVEN(dqkv)) {
+		cosine += position * (size / 2), sine += position * (size / 2);
+		queries = products_of(dqkv + token * (width + 2 * kv_width), size, x, qkv_bf16, q_weight, q_weight_bf16, rq[token], heads, size / 2, cosine, sine, bound, scale);
+		keys = products_of(dk + (row * kv_heads * length + position) * size, (ulong)length * size, y, qkv_bf16, k_weight, k_weight_bf16, rk[token], kv_heads, size / 2,
+			cosine, sine, bound, 1);
+	} else {
+		queries = squares(x, qkv_bf16, width);
+		keys = squares(y, qkv_bf16, kv_width);
+	}
+	queries = group_sum(queries, part);
+	keys = group_sum(keys, part);
+	if (ITEM == 0)
+		sums[token] = queries, sums[tokens + token] = keys;
 }

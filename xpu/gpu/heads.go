@@ -42,9 +42,8 @@ func (d *Device) JoinHeads(p xpu.Projections, dqkv, dk, dv, dqWeight, dkWeight x
 	qNorms, kNorms := p.Norms()
 	partial := c.take(max(1, parts*(queries+keys)))
 	c.launch("join_heads", c.rows(parts), c.writes(dqkv), c.reads(dk), c.reads(dv), typed(c.reads(p.QKV)),
-		typed(c.reads(p.QWeight)), typed(c.reads(p.KWeight)), c.reads(p.RQ), c.reads(p.RK), c.reads(p.Cos),
-		c.reads(p.Sin), partial, integer(tokens), integer(each),
-		integer(h.Length), integer(h.Heads),
+		typed(c.reads(p.QWeight)), typed(c.reads(p.KWeight)), c.reads(p.RQ), c.reads(p.RK), c.reads(p.Means),
+		c.reads(p.Cos), c.reads(p.Sin), partial, integer(tokens), integer(each), integer(h.Length), integer(h.Heads),
 		integer(h.KVHeads), integer(h.Size), integer(qNorms), integer(kNorms), number(p.Clip), queryScale(h.Size))
 	if queries > 0 {
 		c.addPartial(dqWeight, partial, parts, queries+keys)
@@ -52,4 +51,20 @@ func (d *Device) JoinHeads(p xpu.Projections, dqkv, dk, dv, dqWeight, dkWeight x
 	if keys > 0 {
 		c.addPartial(dkWeight, partial.plus(queries), parts, queries+keys)
 	}
+}
+
+// SumHeads adds the columns of norms; see [mula/xpu.Layers].
+func (d *Device) SumHeads(sums xpu.Tensor, p xpu.Projections, dqkv, dk xpu.Tensor) {
+	xpu.CheckSumHeads(sums, p, dqkv, dk)
+	h := p.Heads()
+	tokens := h.Tokens()
+	if tokens == 0 {
+		return
+	}
+	c := d.begin()
+	defer c.end()
+	c.launch("sum_heads", c.rows(tokens), c.writes(sums), typed(c.reads(p.QKV)), typed(c.reads(p.QWeight)),
+		typed(c.reads(p.KWeight)), c.reads(p.RQ), c.reads(p.RK), c.reads(p.Cos), c.reads(p.Sin), c.reads(dqkv),
+		c.reads(dk), integer(tokens), integer(h.Length), integer(h.Heads), integer(h.KVHeads), integer(h.Size),
+		number(p.Clip), queryScale(h.Size))
 }

@@ -147,6 +147,8 @@ func Commands(ctx context.Context, d xpu.Device, rows int) ([]Command, error) {
 	scores := rows * heads * length * (length + 1) / 2 * headSize
 	give("Attend", 4*keys, 4*scores, func() { d.Attend(a) })
 	give("AttendGrad", 8*keys, 10*scores, func() { d.AttendGrad(a, dcontext, dqkv, dk, dv) })
+	ofNorms := m.zeros(2, tokens)
+	give("SumHeads", 4*keys, 0, func() { d.SumHeads(ofNorms, p, dqkv, dk) })
 	give("JoinHeads", 8*keys, 0, func() { d.JoinHeads(p, joined, dk, dv, dq, dkNorm) })
 
 	logits := m.floats(tokens, experts)
