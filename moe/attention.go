@@ -203,7 +203,13 @@ func (m *Model) project(ctx context.Context, l *layer, st *saved, to kvTarget) e
 		m.dev.Embed(st.qkv, l.qkvBias.w.Reshape(1, m.own.qkvWidth()), m.ws.row0)
 	}
 	m.dev.MatMul(st.qkv, h, l.qkv.w.T(), xpu.MatMulOptions{Accumulate: l.qkvBias.w.Present()})
-	m.dev.SplitHeads(m.projections(l, st, to, false))
+	p := m.projections(l, st, to, m.ws.all.sums.Present())
+	if p.Known {
+		if err := m.wideRoots(ctx, p, st.rq, st.rk); err != nil {
+			return err
+		}
+	}
+	m.dev.SplitHeads(p)
 	return nil
 }
 
@@ -216,7 +222,14 @@ func (m *Model) projectionsGrad(ctx context.Context, l *layer, st *saved, held b
 	if !l.qkvBias.g.Present() {
 		dqkv = dqkv.AsOperand()
 	}
-	m.dev.JoinHeads(m.projections(l, st, w.ownKeys(), true), dqkv, w.dk, w.dv, l.qNorm.g, l.kNorm.g)
+	p := m.projections(l, st, w.ownKeys(), true)
+	if w.all.sums.Present() {
+		var err error
+		if p.Means, err = m.wideMeans(ctx, p); err != nil {
+			return err
+		}
+	}
+	m.dev.JoinHeads(p, dqkv, w.dk, w.dv, l.qNorm.g, l.kNorm.g)
 	h, err := m.attentionInputs(ctx, held)
 	if err != nil {
 		return err

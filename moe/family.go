@@ -116,6 +116,9 @@ func (c Config) qkNormWidths() (q, k int) {
 	return c.HeadDim(), c.HeadDim()
 }
 
+// HasWideNorms reports whether queries and keys have norms over all heads of a token.
+func (c Config) HasWideNorms() bool { return c.family().qkNorm == normOfTokens }
+
 // architectures lists the architectures that this package builds, sorted by name.
 func architectures() []Architecture { return slices.Sorted(maps.Keys(families)) }
 

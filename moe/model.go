@@ -390,6 +390,11 @@ func (m *Model) bind() error {
 					&l.sharedDown:
 					sliced = append(sliced, t)
 					return true
+				case &l.qNorm, &l.kNorm:
+					if c.HasWideNorms() {
+						sliced = append(sliced, t)
+					}
+					return c.HasWideNorms()
 				}
 				return false
 			})

@@ -3,6 +3,7 @@ package moe
 import (
 	"context"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 
@@ -15,7 +16,8 @@ import (
 // n-th of the heads: rows of the projections to queries, keys and values, and columns of the output
 // projection. It also has the j-th n-th of the width of a block: rows of gate and up, and columns
 // of down. In a latent attention, each rank has the projections to latents, and computes the
-// latents of the tokens of all ranks.
+// latents of the tokens of all ranks. Norms over all heads of a token need the sums of squares of
+// all ranks' heads, and in the backward pass sums of products: an all-reduce adds them.
 //
 // The ranks also share each row of a batch, and outside of these products each rank computes only
 // its own tokens (https://arxiv.org/abs/2205.05198): embedding, norms, residual stream, router,
@@ -81,6 +83,11 @@ func (c Config) Sliced(name string) (axis int) {
 		"self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias",
 		"self_attn.q_b_proj.weight", "self_attn.kv_b_proj.weight":
 		return 0
+	case "self_attn.q_norm.weight", "self_attn.k_norm.weight":
+		if c.HasWideNorms() {
+			return 0
+		}
+		return -1
 	case "self_attn.o_proj.weight":
 		return 1
 	}
@@ -131,8 +138,6 @@ func (c Config) sliced(n int) Config {
 func (c Config) checkTensorRanks(n int) string {
 	switch {
 	case n == 1:
-	case c.family().qkNorm == normOfTokens:
-		return fmt.Sprintf("but %s models have norms over all heads of a token; must be 1", c.Architecture)
 	case c.family().shared.gated():
 		return fmt.Sprintf("but the shared expert of %s models has a gate; must be 1", c.Architecture)
 	case c.KVHeads%n != 0:
@@ -172,6 +177,9 @@ func (c Config) HasNetwork(layer int) bool { return !c.HasExperts(layer) || c.Sh
 type allTokens struct {
 	h xpu.Tensor // [T', H] input of a block
 	y xpu.Tensor // [T', H] this rank's part of the output of a block, or a gradient of the output
+	// [2, T'] sums over the columns of norms over all heads, of queries and of keys; absent without
+	// such norms
+	sums xpu.Tensor
 }
 
 // cut allocates the buffers of a pass from a.
@@ -179,6 +187,9 @@ func (w *allTokens) cut(c Config, p passShape, a *arena) {
 	*w = allTokens{}
 	if p.tensor > 1 {
 		w.h, w.y = a.f32(p.blockTokens(), c.HiddenSize), a.f32(p.blockTokens(), c.HiddenSize)
+		if c.HasWideNorms() {
+			w.sums = a.f32(2, p.blockTokens())
+		}
 	}
 }
 
@@ -187,6 +198,8 @@ type collector struct {
 	own, all []float32 // if the device does not share memory with the host
 	ranked   []float32 // [n, rows, S, H] tokens of all ranks; unused with one row
 	bounds   []int
+	sums     []float32 // [2, T'] if the device does not share memory with the host
+	roots    []float32 // [T'] the same
 }
 
 // ranked returns host memory for the tokens of all ranks in the order of the ranks, and the bounds
@@ -309,4 +322,59 @@ func (m *Model) sumOfRanks(ctx context.Context, out xpu.Tensor, opts xpu.MatMulO
 		m.dev.Add(out, out, target)
 	}
 	return nil
+}
+
+// wideRoots sets the inverse roots of norms over the heads of all ranks of [comm.TP], of queries in
+// rq and of keys in rk, both [T']. p has this rank's projections.
+func (m *Model) wideRoots(ctx context.Context, p xpu.Projections, rq, rk xpu.Tensor) error {
+	m.dev.SumHeads(m.ws.all.sums, p, xpu.Tensor{}, xpu.Tensor{})
+	sums, err := m.sumColumns(ctx)
+	if err != nil {
+		return err
+	}
+	for i, roots := range []xpu.Tensor{rq, rk} {
+		to, width := xpu.HostBuffer(roots, &m.collector.roots), float64(m.normColumns()[i])
+		for t := range to {
+			to[t] = float32(1 / math.Sqrt(float64(sums[i*len(to)+t])/width+m.cfg.NormEps))
+		}
+		xpu.SetNumbers(m.dev, roots, to)
+	}
+	return nil
+}
+
+// wideMeans returns the means of [xpu.Projections], from the gradients of this rank's heads in
+// ws.dqkv and ws.dk.
+func (m *Model) wideMeans(ctx context.Context, p xpu.Projections) (xpu.Tensor, error) {
+	all := m.ws.all.sums
+	m.dev.SumHeads(all, p, m.ws.dqkv, m.ws.dk)
+	sums, err := m.sumColumns(ctx)
+	if err != nil {
+		return all, err
+	}
+	for i, columns := range m.normColumns() {
+		for t := range len(sums) / 2 {
+			sums[i*len(sums)/2+t] /= float32(columns)
+		}
+	}
+	xpu.SetNumbers(m.dev, all, sums)
+	return all, nil
+}
+
+// normColumns returns the number of columns of the norms of queries and of keys, on all ranks.
+func (m *Model) normColumns() [2]int { return [2]int{m.cfg.QueryWidth(), m.cfg.KVWidth()} }
+
+// sumColumns adds the columns of all ranks of [comm.TP] to this rank's sums in ws.all.sums, in
+// ascending order of the ranks, and returns the sums in host memory.
+func (m *Model) sumColumns(ctx context.Context) ([]float32, error) {
+	sums, err := xpu.Numbers(ctx, m.dev, m.ws.all.sums, &m.collector.sums)
+	if err != nil {
+		return nil, fmt.Errorf("a pass over %d rows of %d tokens: %w", m.ws.shape.rows, m.ws.shape.s, err)
+	}
+	found := &m.exchanger.found
+	found.Made = found.Made || !found.Received && !Finite(sums)
+	if err := comm.AllReduce(ctx, m.parallel.Mesh.Group(comm.TP), sums); err != nil {
+		return nil, fmt.Errorf("adding norms of the ranks that share matrices: %w", err)
+	}
+	found.Received = found.Received || !found.Made && !Finite(sums)
+	return sums, nil
 }

@@ -302,6 +302,8 @@ func TestTensorMemory(t *testing.T) {
 		{tensorExperts, LayoutConfig{DP: 1, EP: 2, TP: 2}}, {tensorExperts, LayoutConfig{DP: 2, EP: 1, TP: 2}},
 		{tensorLatents, LayoutConfig{DP: 1, EP: 2, TP: 2}}, {tensorLatents, LayoutConfig{DP: 2, EP: 1, TP: 2, PP: 2}},
 		{tensorLatents, LayoutConfig{DP: 2, EP: 1, TP: 2, CP: 2}},
+		{tensorWide, LayoutConfig{DP: 1, EP: 2, TP: 2}}, {tensorWide, LayoutConfig{DP: 2, EP: 1, TP: 2, CP: 2}},
+		{tensorWide, LayoutConfig{DP: 1, EP: 1, TP: 4, PP: 2}},
 	} {
 		model, l := test.model, test.LayoutConfig
 		for j, recompute := range moe.Recomputes() {

@@ -356,6 +356,7 @@ func TestTensorTrafficIsCounted(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	wide := experts // norms over all heads
 	experts.Architecture = moe.Qwen3MoE
 	dense := experts
 	dense.Architecture, dense.Experts, dense.ExpertsPerToken, dense.RouterAuxLossCoef = moe.Llama, 0, 0, 0
@@ -370,7 +371,7 @@ func TestTensorTrafficIsCounted(t *testing.T) {
 	for _, test := range []struct {
 		c  moe.Config
 		tp int
-	}{{experts, 2}, {dense, 2}, {dense, 4}, {deepSeek, 2}, {latents, 2}} {
+	}{{experts, 2}, {dense, 2}, {dense, 4}, {deepSeek, 2}, {latents, 2}, {wide, 4}} {
 		for _, recompute := range []moe.Recompute{moe.RecomputeNone, moe.RecomputeExperts, moe.RecomputeLayers} {
 			l := Layout{Shape: shape(1, 1, 1).With(comm.TP, test.tp), Optimizer: EPSO, Dispatch: moe.AllToAll,
 				BatchSize: rows * micro, MicroBatchSize: rows, SequenceLength: length, Recompute: recompute}

@@ -190,26 +190,27 @@ func sequenceTraffic(c moe.Config, s Stage, l Layout, t Trainer) []Exchange {
 // the others, in reduce-scatters. In each layer, the attention and a feed-forward network that all
 // tokens use ([moe.Config.HasNetwork]) do this once in the forward pass. In the backward pass they
 // gather the gradients of their outputs, and their inputs again, if another block has gathered
-// since. Recomputation of a layer repeats the attention of the forward pass. For other trainers it
-// returns nil.
+// since. Recomputation of a layer repeats the attention of the forward pass. Norms over all heads
+// add two numbers of 4 bytes for each token of all ranks, in the forward and in the backward pass.
+// For other trainers it returns nil.
 func tensorTraffic(c moe.Config, i int, l Layout, t Trainer) []Exchange {
 	n := int64(l.Size(comm.TP))
 	if n == 1 || !t.Own {
 		return nil
 	}
 	micro, numbers := int64(l.MicroBatches()), c.StageLayers(i, l.Size(comm.PP), l.VirtualStages)
-	var gathers, sums int64
+	var gathers, sums, norms int64
 	for k, layer := range numbers {
 		again := int64(1)
 		if l.keepsLast(micro) && k == len(numbers)-1 {
 			again = 0
 		}
-		gathers, sums = gathers+2+again, sums+2
+		gathers, sums, norms = gathers+2+again, sums+2, norms+2
 		if c.HasNetwork(layer) {
 			gathers, sums = gathers+3, sums+2
 		}
 		if l.Recompute == moe.RecomputeLayers {
-			sums += again
+			sums, norms = sums+again, norms+again
 			if c.HasNetwork(layer) { // otherwise the backward pass of the attention does not gather its inputs
 				gathers += again
 			}
@@ -217,8 +218,13 @@ func tensorTraffic(c moe.Config, i int, l Layout, t Trainer) []Exchange {
 	}
 	// of all ranks in one exchange in each micro-batch: each has l.tokens
 	total := n * l.tokens() * int64(c.HiddenSize) * int64(t.Activations) * (n - 1)
-	return []Exchange{exchange(ForTensor, comm.OpAllGather, comm.TP, int(n), int(micro*gathers), gathers*total),
+	out := []Exchange{exchange(ForTensor, comm.OpAllGather, comm.TP, int(n), int(micro*gathers), gathers*total),
 		exchange(ForTensor, comm.OpReduceScatter, comm.TP, int(n), int(micro*sums), sums*total)}
+	if c.HasWideNorms() {
+		out = append(out, exchange(ForTensor, comm.OpAllReduce, comm.TP, int(n), int(micro*norms),
+			2*norms*2*4*n*l.tokens()*(n-1)))
+	}
+	return out
 }
 
 // PipelineTraffic returns the exchanges between stages per step: hidden states of each micro-batch
