@@ -194,8 +194,9 @@ func (p Projections) check(name string) {
 		check(name, "Means", p.Means, Float32, 2, h.Tokens())
 	}
 	positions := max(p.First+h.Length, p.Cos.shape[0])
-	check(name, "Cos", p.Cos, Float32, positions, h.Size/2)
-	check(name, "Sin", p.Sin, Float32, positions, h.Size/2)
+	half := min(p.Turned(), h.Size) / 2
+	check(name, "Cos", p.Cos, Float32, positions, half)
+	check(name, "Sin", p.Sin, Float32, positions, half)
 }
 
 // CheckJoinHeads panics unless the arguments of [Layers.JoinHeads] are valid.

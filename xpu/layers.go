@@ -235,8 +235,9 @@ func headsOf(q, k Tensor) Heads {
 		Capacity: k.shape[2]}
 }
 
-// Projections are the projections of tokens and the heads computed from them. Elements j and
-// j+Size/2 of a head are rotated together, as in transformers.
+// Projections are the projections of tokens and the heads computed from them. Of the first r
+// elements of a head of queries or keys, elements j and j+r/2 are rotated together, as in
+// transformers. The elements from r on are not rotated.
 type Projections struct {
 	QKV Tensor // [T, Width]
 	// weight of an RMSNorm: [Heads·Size] over all queries of a token, or [Size] over each head of
@@ -252,7 +253,7 @@ type Projections struct {
 	// of w·dy·x over all columns of the norm of queries, and of keys. See SumHeads.
 	Means    Tensor
 	Clip     float64 // bound of queries, keys (after the norm) and values; 0 for none
-	Cos, Sin Tensor  // [positions, Size/2] rotation of a position
+	Cos, Sin Tensor  // [positions, r/2] rotation of a position; r is at most Size
 	First    int     // position of the first token of each row
 	Q        Tensor  // [Rows, Heads, Length, Size]
 	K, V     Tensor  // [Rows, KVHeads, Capacity, Size]; positions from First on are written
@@ -260,6 +261,9 @@ type Projections struct {
 
 // Heads returns the shape of the heads.
 func (p Projections) Heads() Heads { return headsOf(p.Q, p.K) }
+
+// Turned returns the number of rotated elements of a head.
+func (p Projections) Turned() int { return 2 * p.Cos.shape[1] }
 
 // Norms returns the number of norms of a token's queries, and of its keys: 1, or one for each head.
 func (p Projections) Norms() (q, k int) {

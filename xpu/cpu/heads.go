@@ -9,6 +9,7 @@ import (
 // projections are [xpu.Projections] in host memory.
 type projections struct {
 	xpu.Heads
+	Turned                                                  int // rotated elements of a head
 	QKV, QWeight, KWeight, RQ, RK, Means, Cos, Sin, Q, K, V []float32
 	halves                                                  []uint16 // QKV of BFloat16, instead of QKV
 	Epsilon, Clip                                           float64
@@ -18,9 +19,9 @@ type projections struct {
 
 func (t *task) setProjections(p xpu.Projections) {
 	qkv, halves := numbers(p.QKV)
-	t.projections = projections{Heads: p.Heads(), QKV: qkv, halves: halves, QWeight: t.weights(0, p.QWeight),
-		KWeight: t.weights(1, p.KWeight),
-		RQ:      p.RQ.Floats(), RK: p.RK.Floats(), Means: p.Means.Floats(), Cos: p.Cos.Floats(), Sin: p.Sin.Floats(),
+	t.projections = projections{Heads: p.Heads(), Turned: p.Turned(), QKV: qkv, halves: halves,
+		QWeight: t.weights(0, p.QWeight), KWeight: t.weights(1, p.KWeight),
+		RQ: p.RQ.Floats(), RK: p.RK.Floats(), Means: p.Means.Floats(), Cos: p.Cos.Floats(), Sin: p.Sin.Floats(),
 		Q: p.Q.Floats(), K: p.K.Floats(), V: p.V.Floats(), Epsilon: p.Epsilon, Clip: p.Clip, Known: p.Known,
 		First: p.First}
 }
@@ -77,7 +78,7 @@ func (p *projections) roots(x, weights, inverse []float32, i int) []float32 {
 
 // rotation returns the rotation of a position.
 func rotation(p *projections, position int) (cos, sin []float32) {
-	half := p.Size / 2
+	half := p.Turned / 2
 	return p.Cos[position*half:][:half], p.Sin[position*half:][:half]
 }
 
@@ -94,7 +95,24 @@ func writeHead(dst, x, w []float32, at int, inverse []float32, bound float64, co
 		clip(dst, bound)
 		x = dst
 	}
-	Rotate(dst, x, cos, sin, scale)
+	turned := 2 * len(cos)
+	Rotate(dst[:turned], x[:turned], cos, sin, scale)
+	scaled(dst[turned:], x[turned:], scale)
+}
+
+// turnBack sets dst to the gradient of a head before rotation and multiplication by scale, given
+// the gradient dy of the head.
+func turnBack(dst, dy, cos, sin []float32, scale float32) {
+	turned := 2 * len(cos)
+	RotateBack(dst[:turned], dy[:turned], cos, sin, scale)
+	scaled(dst[turned:], dy[turned:], scale)
+}
+
+// scaled sets dst to x times scale.
+func scaled(dst, x []float32, scale float32) {
+	for i, v := range x {
+		dst[i] = v * scale
+	}
 }
 
 // clip limits x to ±bound; 0 means no limit.
@@ -131,11 +149,11 @@ func (h *Host) JoinHeads(p xpu.Projections, dqkv, dk, dv, dqWeight, dkWeight xpu
 			row, pos := i/s, i%s
 			cos, sin := rotation(p, pos)
 			for a := range p.Heads.Heads {
-				RotateBack(dx[a*d:][:d], dx[a*d:][:d], cos, sin, scale)
+				turnBack(dx[a*d:][:d], dx[a*d:][:d], cos, sin, scale)
 			}
 			for g := range p.KVHeads {
 				place := ((row*p.KVHeads+g)*s + pos) * d
-				RotateBack(dx[q+g*d:][:d], t.x[place:][:d], cos, sin, 1)
+				turnBack(dx[q+g*d:][:d], t.x[place:][:d], cos, sin, 1)
 				copy(dx[q+kv+g*d:][:d], t.y[place:])
 			}
 			clipGrad(dx[q+kv:], x[q+kv:], nil, 1, p.Clip)
@@ -180,7 +198,7 @@ func (h *Host) SumHeads(sums xpu.Tensor, p xpu.Projections, dqkv, dk xpu.Tensor)
 			cos, sin := rotation(p, pos)
 			// part returns a head's part of the sum.
 			part := func(dhead, x, w []float32, r, scale float32) float64 {
-				RotateBack(dy, dhead, cos, sin, scale)
+				turnBack(dy, dhead, cos, sin, scale)
 				clipGrad(dy, x, w, r, p.Clip)
 				MulScaled(dy, w, 1, dy)
 				return float64(Dot(dy, x))

@@ -19,34 +19,39 @@ type headsCase struct {
 	normed, known bool
 	each          bool // a norm for each head, with the same weights
 	clip          float64
+	plain         int // elements of a head that are not rotated
 }
 
 func (c headsCase) String() string {
 	return fmt.Sprintf("%d rows of %d, %d and %d heads of %d, from position %d, room for %d, normed %v, "+
-		"each head %v, known %v, clip %g",
+		"each head %v, known %v, clip %g, %d elements not rotated",
 		c.Rows, c.Length, c.Heads.Heads, c.KVHeads, c.Size, c.first, c.Capacity, c.normed, c.each, c.known,
-		c.clip)
+		c.clip, c.plain)
 }
 
 func headsFamily(t *testing.T, d xpu.Device, tolerance float64) {
 	tolerance = min(tolerance, 1e-5) // no product whose operands would be rounded
 	for i, c := range []headsCase{
-		{xpu.Heads{Rows: 1, Length: 1, Heads: 1, KVHeads: 1, Size: 2, Capacity: 1}, 0, true, false, false, 0},
-		{xpu.Heads{Rows: 2, Length: 5, Heads: 4, KVHeads: 2, Size: 6, Capacity: 5}, 0, true, false, false, 0.8},
-		{xpu.Heads{Rows: 2, Length: 5, Heads: 4, KVHeads: 2, Size: 6, Capacity: 5}, 0, true, true, false, 0},
-		{xpu.Heads{Rows: 2, Length: 5, Heads: 4, KVHeads: 1, Size: 32, Capacity: 5}, 0, false, false, false, 0.5},
-		{xpu.Heads{Rows: 3, Length: 4, Heads: 3, KVHeads: 3, Size: 34, Capacity: 4}, 0, true, false, false, 1.2},
-		{xpu.Heads{Rows: 1, Length: 70, Heads: 5, KVHeads: 5, Size: 66, Capacity: 70}, 0, true, true, false, 0.4},
-		{xpu.Heads{Rows: 2, Length: 3, Heads: 2, KVHeads: 1, Size: 128, Capacity: 3}, 0, false, false, false, 0},
-		{xpu.Heads{Rows: 1, Length: 1100, Heads: 2, KVHeads: 1, Size: 4, Capacity: 1100}, 0, true, false, false, 0.9},
-		{xpu.Heads{Rows: 2, Length: 3, Heads: 2, KVHeads: 1, Size: 10, Capacity: 20}, 7, true, false, false, 1},
-		{xpu.Heads{Rows: 2, Length: 1, Heads: 2, KVHeads: 2, Size: 16, Capacity: 10}, 9, false, false, false, 0},
-		{xpu.Heads{Rows: 0, Length: 3, Heads: 2, KVHeads: 2, Size: 16, Capacity: 3}, 0, true, false, false, 0},
-		{xpu.Heads{Rows: 1, Length: 1, Heads: 1, KVHeads: 1, Size: 2, Capacity: 1}, 0, true, false, true, 0},
-		{xpu.Heads{Rows: 2, Length: 5, Heads: 4, KVHeads: 2, Size: 6, Capacity: 5}, 0, true, false, true, 0.8},
-		{xpu.Heads{Rows: 1, Length: 70, Heads: 6, KVHeads: 3, Size: 66, Capacity: 70}, 0, true, true, true, 0.4},
-		{xpu.Heads{Rows: 2, Length: 3, Heads: 2, KVHeads: 1, Size: 128, Capacity: 3}, 0, true, false, true, 0},
-		{xpu.Heads{Rows: 2, Length: 3, Heads: 4, KVHeads: 2, Size: 10, Capacity: 20}, 7, true, false, true, 0},
+		{xpu.Heads{Rows: 1, Length: 1, Heads: 1, KVHeads: 1, Size: 2, Capacity: 1}, 0, true, false, false, 0, 0},
+		{xpu.Heads{Rows: 2, Length: 5, Heads: 4, KVHeads: 2, Size: 6, Capacity: 5}, 0, true, false, false, 0.8, 0},
+		{xpu.Heads{Rows: 2, Length: 5, Heads: 4, KVHeads: 2, Size: 6, Capacity: 5}, 0, true, true, false, 0, 0},
+		{xpu.Heads{Rows: 2, Length: 5, Heads: 4, KVHeads: 1, Size: 32, Capacity: 5}, 0, false, false, false, 0.5, 0},
+		{xpu.Heads{Rows: 3, Length: 4, Heads: 3, KVHeads: 3, Size: 34, Capacity: 4}, 0, true, false, false, 1.2, 0},
+		{xpu.Heads{Rows: 1, Length: 70, Heads: 5, KVHeads: 5, Size: 66, Capacity: 70}, 0, true, true, false, 0.4, 0},
+		{xpu.Heads{Rows: 2, Length: 3, Heads: 2, KVHeads: 1, Size: 128, Capacity: 3}, 0, false, false, false, 0, 0},
+		{xpu.Heads{Rows: 1, Length: 1100, Heads: 2, KVHeads: 1, Size: 4, Capacity: 1100}, 0, true, false, false, 0.9,
+			0},
+		{xpu.Heads{Rows: 2, Length: 3, Heads: 2, KVHeads: 1, Size: 10, Capacity: 20}, 7, true, false, false, 1, 0},
+		{xpu.Heads{Rows: 2, Length: 1, Heads: 2, KVHeads: 2, Size: 16, Capacity: 10}, 9, false, false, false, 0, 0},
+		{xpu.Heads{Rows: 0, Length: 3, Heads: 2, KVHeads: 2, Size: 16, Capacity: 3}, 0, true, false, false, 0, 0},
+		{xpu.Heads{Rows: 1, Length: 1, Heads: 1, KVHeads: 1, Size: 2, Capacity: 1}, 0, true, false, true, 0, 0},
+		{xpu.Heads{Rows: 2, Length: 5, Heads: 4, KVHeads: 2, Size: 6, Capacity: 5}, 0, true, false, true, 0.8, 0},
+		{xpu.Heads{Rows: 1, Length: 70, Heads: 6, KVHeads: 3, Size: 66, Capacity: 70}, 0, true, true, true, 0.4, 0},
+		{xpu.Heads{Rows: 2, Length: 3, Heads: 2, KVHeads: 1, Size: 128, Capacity: 3}, 0, true, false, true, 0, 0},
+		{xpu.Heads{Rows: 2, Length: 3, Heads: 4, KVHeads: 2, Size: 10, Capacity: 20}, 7, true, false, true, 0, 0},
+		{xpu.Heads{Rows: 2, Length: 5, Heads: 4, KVHeads: 2, Size: 12, Capacity: 5}, 0, true, false, true, 0.8, 6},
+		{xpu.Heads{Rows: 1, Length: 7, Heads: 4, KVHeads: 2, Size: 128, Capacity: 7}, 0, false, false, false, 0, 64},
+		{xpu.Heads{Rows: 2, Length: 3, Heads: 2, KVHeads: 1, Size: 70, Capacity: 9}, 5, true, true, false, 0.5, 34},
 	} {
 		t.Run(c.String(), func(t *testing.T) { c.check(t, d, tolerance, uint64(i)) })
 	}
@@ -65,6 +70,8 @@ func headsFamily(t *testing.T, d xpu.Device, tolerance float64) {
 			c.normed, c.known = rapid.Bool().Draw(t, "normed"), rapid.Bool().Draw(t, "known")
 			c.each = rapid.Bool().Draw(t, "a norm for each head")
 			c.clip = rapid.SampledFrom([]float64{0, 0.3, 1}).Draw(t, "clip")
+			c.plain = 2 * rapid.SampledFrom([]int{0, 0, 1, c.Size / 4, c.Size/2 - 1}).Draw(t, "not rotated")
+			c.plain = min(c.plain, c.Size-2)
 			c.check(t, d, tolerance, rapid.Uint64().Draw(t, "seed"))
 		})
 	})
@@ -86,6 +93,28 @@ func (s side) normed(x []float32, token, j int) float64 {
 		v *= s.root(token, j) * float64(s.weight[j%len(s.weight)])
 	}
 	return v
+}
+
+// partner returns the element of a head that element j is rotated with, and the factor of its sine;
+// 0 if element j is not rotated.
+func (c headsCase) partner(j int) (other int, turn float64) {
+	half := (c.Size - c.plain) / 2
+	switch {
+	case j < half:
+		return j + half, -1
+	case j < 2*half:
+		return j - half, 1
+	}
+	return j, 0
+}
+
+// rotation returns the cosine and the sine of element j of a head at a position.
+func (c headsCase) rotation(cos, sin []float32, position, j int) (co, si float64) {
+	half := (c.Size - c.plain) / 2
+	if j >= 2*half {
+		return 1, 0
+	}
+	return float64(cos[position*half+j%half]), float64(sin[position*half+j%half])
 }
 
 // root returns the inverse root of the norm of element j.
@@ -120,7 +149,8 @@ func (c headsCase) check(t tester, d xpu.Device, tolerance float64, seed uint64)
 		}
 	}
 	c.settle(qkv, sides)
-	cos, sin := make([]float32, (c.first+c.Length)*size/2), make([]float32, (c.first+c.Length)*size/2)
+	half := (size - c.plain) / 2
+	cos, sin := make([]float32, (c.first+c.Length)*half), make([]float32, (c.first+c.Length)*half)
 	for i := range cos {
 		s, c := math.Sincos(2 * math.Pi * r.Float64())
 		cos[i], sin[i] = float32(c), float32(s)
@@ -157,12 +187,10 @@ func (c headsCase) check(t tester, d xpu.Device, tolerance float64, seed uint64)
 					if i == 2 {
 						continue // values are not rotated
 					}
-					turn := (c.first+token%c.Length)*size/2 + j%(size/2)
-					co, si, other := float64(cos[turn]), float64(sin[turn]), clipped(head*size+(j+size/2)%size)
-					if j < size/2 {
-						si = -si
-					}
-					want[i].sum[to], want[i].scale[to] = v*co+other*si, math.Abs(v)+math.Abs(other)
+					co, si := c.rotation(cos, sin, c.first+token%c.Length, j)
+					at, turn := c.partner(j)
+					other := clipped(head*size + at)
+					want[i].sum[to], want[i].scale[to] = v*co+other*si*turn, math.Abs(v)+math.Abs(other)
 					if i == 0 {
 						want[i].sum[to] /= math.Sqrt(float64(size))
 						want[i].scale[to] /= math.Sqrt(float64(size))
@@ -176,7 +204,7 @@ func (c headsCase) check(t tester, d xpu.Device, tolerance float64, seed uint64)
 			roots[0]), upload(t, d, roots[1])
 	}
 	p.QKV = upload(t, d, qkv, tokens, width)
-	p.Cos, p.Sin = upload(t, d, cos, c.first+c.Length, size/2), upload(t, d, sin, c.first+c.Length, size/2)
+	p.Cos, p.Sin = upload(t, d, cos, c.first+c.Length, half), upload(t, d, sin, c.first+c.Length, half)
 	filled := func(heads, positions int) xpu.Tensor {
 		return upload(t, d, slices.Repeat([]float32{untouched}, c.Rows*heads*positions*size), c.Rows, heads, positions,
 			size)
@@ -228,12 +256,10 @@ func (c headsCase) check(t tester, d xpu.Device, tolerance float64, seed uint64)
 				g[j] = from(j)
 				bound[j] = math.Abs(g[j])
 				if i < 2 {
-					turn := token%c.Length*size/2 + j%(size/2)
-					co, si, other := float64(cos[turn]), float64(sin[turn]), from(j/size*size+(j+size/2)%size)
-					if j%size >= size/2 {
-						si = -si
-					}
-					g[j] = g[j]*co + other*si
+					co, si := c.rotation(cos, sin, token%c.Length, j%size)
+					at, turn := c.partner(j % size)
+					other := from(j/size*size + at)
+					g[j] = g[j]*co - other*si*turn
 					bound[j] += math.Abs(other)
 				}
 				if c.clip > 0 && math.Abs(s.normed(x, token, j)) > c.clip {
