@@ -28,7 +28,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 here = pathlib.Path(__file__).resolve().parent
 FUSED = int(transformers.__version__.split(".")[0]) >= 5  # experts are one tensor in memory
 LATENT = "deepseek_v2", "deepseek_v3"  # families with latent attention
-GROUPS = *LATENT, "dots1"  # families with groups of experts
+GROUPS = *LATENT, "dots1", "glm4_moe"  # families with groups of experts
 UNSCALED = "olmo", "olmoe", "olmo2"  # families without scaled rotary embeddings
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 transformers.logging.set_verbosity_error()
@@ -162,6 +162,12 @@ def random_config(r, families):
         config["num_experts_per_tok"] = r.randrange(1, config["num_local_experts"] + 1)
     if family == "dots1":
         config |= {"sliding_window": r.choice([None, 3, 8]), "max_window_layers": r.choice([0, 1, 62])}
+    if family == "glm4_moe":
+        config |= {"attention_bias": r.random() < 0.5, "use_qk_norm": r.random() < 0.5}
+        rotated = r.choice([n for n in (1.0, 0.5, 0.25, 0.75) if config["head_dim"] * n % 2 == 0])
+        (config["rope_parameters"] if FUSED else config)["partial_rotary_factor"] = rotated
+        if scaling["rope_type"] == "dynamic" and config["head_dim"] * rotated == 2:
+            (config["rope_parameters"] if FUSED else config)["partial_rotary_factor"] = 1.0  # divides by 0
     if family in GROUPS:
         groups(r, family, config)
     if family in LATENT:
@@ -579,7 +585,7 @@ def main():
     ap.add_argument("--count", type=int, default=24, help="random models")
     ap.add_argument("--seed", type=int, default=1)
     families = ["olmoe", "olmoe", "olmo", "olmo2", "llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "qwen3_moe"]
-    families += ["qwen2_moe", "mixtral", "flex_olmo", "olmo3", "deepseek_v2", "deepseek_v3", "dots1"]
+    families += ["qwen2_moe", "mixtral", "flex_olmo", "olmo3", "deepseek_v2", "deepseek_v3", "dots1", "glm4_moe"]
     ap.add_argument("--families", nargs="+", default=families, help="one is drawn per model")
     args = ap.parse_args()
     torch.set_num_threads(1)

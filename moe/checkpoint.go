@@ -197,7 +197,7 @@ func (list *tensorList) layer(c Config, l int) {
 		list.add(prefix+"self_attn.k_proj.weight", kv, h)
 		list.add(prefix+"self_attn.v_proj.weight", kv, h)
 	}
-	if f.qkvBias {
+	if c.hasQKVBias() {
 		list.add(prefix+"self_attn.q_proj.bias", q)
 		list.add(prefix+"self_attn.k_proj.bias", kv)
 		list.add(prefix+"self_attn.v_proj.bias", kv)

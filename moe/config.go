@@ -27,6 +27,7 @@ const (
 	DeepSeekV2 Architecture = "deepseek_v2" // mixture of experts, latent attention
 	DeepSeekV3 Architecture = "deepseek_v3" // the same, with sigmoid routers and correction biases
 	Dots1      Architecture = "dots1"       // the attention of Qwen3, otherwise as DeepSeekV3
+	GLM4MoE    Architecture = "glm4_moe"    // a part of each head is rotated, otherwise as Dots1
 )
 
 // NoToken is the value of a token id of [Config] that is not set.
@@ -58,15 +59,20 @@ type Config struct {
 	TopGroups    int     `yaml:"topk_group,omitempty"`
 	RoutingScale float64 `yaml:"routed_scaling_factor,omitempty"` // of routing weights; 0 means 1
 	// latent attention; see latent.go
-	QueryRank      int         `yaml:"q_lora_rank,omitempty"` // 0: queries without latent
-	KVRank         int         `yaml:"kv_lora_rank,omitempty"`
-	PlainSize      int         `yaml:"qk_nope_head_dim,omitempty"` // elements of a head of queries and keys without rotation
-	RotatedSize    int         `yaml:"qk_rope_head_dim,omitempty"` // elements with rotation
-	ValueSize      int         `yaml:"v_head_dim,omitempty"`       // elements of a head of values
-	RopeInterleave bool        `yaml:"rope_interleave,omitempty"`  // elements 2j and 2j+1 are rotated together
-	MaxPositions   int         `yaml:"max_position_embeddings"`
-	RopeTheta      float64     `yaml:"rope_theta"`
-	RopeScaling    RopeScaling `yaml:"rope_scaling,omitempty"` // not for [OLMoE], [OLMo] and [OLMo2]
+	QueryRank      int  `yaml:"q_lora_rank,omitempty"` // 0: queries without latent
+	KVRank         int  `yaml:"kv_lora_rank,omitempty"`
+	PlainSize      int  `yaml:"qk_nope_head_dim,omitempty"` // elements of a head of queries and keys without rotation
+	RotatedSize    int  `yaml:"qk_rope_head_dim,omitempty"` // elements with rotation
+	ValueSize      int  `yaml:"v_head_dim,omitempty"`       // elements of a head of values
+	RopeInterleave bool `yaml:"rope_interleave,omitempty"`  // elements 2j and 2j+1 are rotated together
+	// [GLM4MoE]: projections to queries, keys and values have biases; each head of queries and keys
+	// has a norm; this part of a head is rotated, 0 means complete heads
+	AttentionBias bool        `yaml:"attention_bias,omitempty"`
+	QKNorm        bool        `yaml:"use_qk_norm,omitempty"`
+	RotaryPart    float64     `yaml:"partial_rotary_factor,omitempty"`
+	MaxPositions  int         `yaml:"max_position_embeddings"`
+	RopeTheta     float64     `yaml:"rope_theta"`
+	RopeScaling   RopeScaling `yaml:"rope_scaling,omitempty"` // not for [OLMoE], [OLMo] and [OLMo2]
 	// 0: no windows; otherwise a query attends to this number of positions, its own included, in
 	// the layers that the family's windowKind names
 	SlidingWindow   int     `yaml:"sliding_window,omitempty"`
@@ -170,6 +176,9 @@ func (c Config) Validate() error {
 			c.Experts, c.ExpertsPerToken)
 	}
 	if err := c.validateLatent(bad); err != nil {
+		return err
+	}
+	if err := c.validateAttention(bad); err != nil {
 		return err
 	}
 	if err := c.validateShared(bad); err != nil {
@@ -290,7 +299,7 @@ func (c Config) LayerParameters(layer int) (replicated, expert int64) {
 		projections, _ := c.latentParameters()
 		replicated = projections + h*int64(c.ContextWidth()) + 2*int64(c.NormWeights())
 	}
-	if c.family().qkvBias {
+	if c.hasQKVBias() {
 		replicated += q + 2*kv
 	}
 	if !c.HasExperts(layer) {

@@ -16,9 +16,13 @@ type family struct {
 	rms     bool   // RMSNorm with weights; otherwise LayerNorm without weights
 	qkNorm  qkNorm // RMSNorm of queries and keys
 	qkvBias bool   // projections to queries, keys and values have biases
-	clip    bool   // has the field clip_qkv
-	scaling bool   // frequencies of the rotary embedding may be scaled; see [RopeScaling]
-	headDim bool   // heads may have another size than hidden_size / num_attention_heads
+	// biases only with attention_bias, and norms of queries and keys only with use_qk_norm
+	attentionFields bool
+	clip            bool // has the field clip_qkv
+	scaling         bool // frequencies of the rotary embedding may be scaled; see [RopeScaling]
+	headDim         bool // heads may have another size than hidden_size / num_attention_heads
+
+	rotaryPart float64 // partial_rotary_factor if it is missing; 0: heads are rotated completely
 
 	windows         windowKind // layers with a sliding window
 	windowSwitch    bool       // windows need use_sliding_window
@@ -75,7 +79,7 @@ type family struct {
 var families = map[Architecture]*family{OLMoE: &olmoe, OLMo: &olmo, Llama: &llama, Mistral: &mistral,
 	Qwen2: &qwen2, Qwen3: &qwen3, Qwen3MoE: &qwen3MoE, Mixtral: &mixtral, OLMo2: &olmo2, OLMo3: &olmo3,
 	FlexOLMo: &flexOLMo, DeepSeekV2: &deepSeekV2, DeepSeekV3: &deepSeekV3, Qwen2MoE: &qwen2MoE,
-	Dots1: &dots1}
+	Dots1: &dots1, GLM4MoE: &glm4MoE}
 
 // blockNames are the names in files of a layer's feed-forward block, and of the projections of a
 // dense network or of an expert.
@@ -107,10 +111,10 @@ const (
 
 // qkNormWidths returns the number of weights of the norms of queries, and of keys.
 func (c Config) qkNormWidths() (q, k int) {
-	switch c.family().qkNorm {
-	case noQKNorm:
+	switch f := c.family(); {
+	case f.qkNorm == noQKNorm, f.attentionFields && !c.QKNorm:
 		return 0, 0
-	case normOfTokens:
+	case f.qkNorm == normOfTokens:
 		return c.QueryWidth(), c.KVWidth()
 	}
 	return c.HeadDim(), c.HeadDim()
@@ -118,6 +122,30 @@ func (c Config) qkNormWidths() (q, k int) {
 
 // HasWideNorms reports whether queries and keys have norms over all heads of a token.
 func (c Config) HasWideNorms() bool { return c.family().qkNorm == normOfTokens }
+
+// hasQKVBias reports whether the projections to queries, keys and values have biases.
+func (c Config) hasQKVBias() bool { return c.family().qkvBias || c.AttentionBias }
+
+// validateAttention returns an error if fields of the attention do not fit the family.
+func (c Config) validateAttention(bad func(field, format string, args ...any) error) error {
+	f := c.family()
+	switch {
+	case c.AttentionBias && !f.attentionFields:
+		return bad("attention_bias", "is true; it must be false, because a %s model has no such field", c.Architecture)
+	case c.QKNorm && !f.attentionFields:
+		return bad("use_qk_norm", "is true; it must be false, because a %s model has no such field", c.Architecture)
+	case c.RotaryPart != 0 && f.rotaryPart == 0:
+		return bad("partial_rotary_factor", "is %g; it must be 0, because a %s model rotates complete heads",
+			c.RotaryPart, c.Architecture)
+	case !(c.RotaryPart >= 0 && c.RotaryPart < 1):
+		return bad("partial_rotary_factor", "is %g; it must be above 0 and below 1, or 0 for complete heads",
+			c.RotaryPart)
+	case c.ropeSize() < 2 || c.ropeSize()%2 != 0:
+		return bad("partial_rotary_factor", "is %g, and rotates %d of %d elements of a head; rotary embedding needs "+
+			"an even number", c.RotaryPart, c.ropeSize(), c.HeadDim())
+	}
+	return nil
+}
 
 // architectures lists the architectures that this package builds, sorted by name.
 func architectures() []Architecture { return slices.Sorted(maps.Keys(families)) }

@@ -178,7 +178,7 @@ func (g golden) documents(b Batch) Batch {
 
 var goldenCases = []string{"olmoe", "olmoe-gqa", "olmo", "olmo-gqa-tied", "llama-gqa", "llama-tied",
 	"mistral", "qwen2", "qwen3", "qwen3-moe", "qwen3-moe-layers", "mixtral", "olmo2", "flex-olmo",
-	"olmo3", "deepseek-v2", "deepseek-v3", "qwen2-moe", "dots1"}
+	"olmo3", "deepseek-v2", "deepseek-v3", "qwen2-moe", "dots1", "glm4-moe"}
 
 func maxDiff(t testing.TB, got, want []float32) float64 {
 	t.Helper()

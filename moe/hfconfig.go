@@ -76,6 +76,13 @@ func WriteConfigJSON(w io.Writer, c Config, dtype safetensors.DType) error {
 	if family.qkvBias { // without a field for them
 		delete(fields, "attention_bias")
 	}
+	if family.attentionFields {
+		fields["attention_bias"], fields["use_qk_norm"] = c.AttentionBias, c.QKNorm
+	}
+	if family.rotaryPart != 0 {
+		part := fraction(cmp.Or(c.RotaryPart, 1))
+		fields["partial_rotary_factor"], parameters["partial_rotary_factor"] = part, part
+	}
 	if family.latent {
 		fields["q_lora_rank"], fields["kv_lora_rank"] = nil, c.KVRank
 		if c.QueryRank > 0 {
@@ -403,6 +410,13 @@ func (f *hfFields) config() (c Config) {
 	for _, name := range slices.Sorted(maps.Keys(family.fixed)) {
 		f.fixed(name, family.fixed[name])
 	}
+	if family.attentionFields {
+		f.read("attention_bias", &c.AttentionBias)
+		f.read("use_qk_norm", &c.QKNorm)
+	}
+	if family.rotaryPart != 0 {
+		c.RotaryPart = f.rotaryPart(family)
+	}
 	c.InitStd = f.float("initializer_range", hfInitStd)
 	if family.clip {
 		f.optional("clip_qkv", &c.ClipQKV)
@@ -485,10 +499,10 @@ func (f *hfFields) others(family *family) {
 	for _, name := range slices.Sorted(maps.Keys(f.fields)) {
 		list, fixed := hfFixed[name]
 		switch {
-		case slices.Contains(family.ignored, name):
+		case slices.Contains(family.ignored, name), f.known[name]:
 		case fixed:
 			f.fixed(name, list)
-		case !f.known[name] && !slices.Contains(hfIgnored, name):
+		case !slices.Contains(hfIgnored, name):
 			advice := "remove it if the model's outputs do not depend on it"
 			if near := suggest.Nearest(name, slices.Sorted(maps.Keys(f.known))); near != "" {
 				advice = fmt.Sprintf("did you mean %q?", near)
@@ -496,6 +510,41 @@ func (f *hfFields) others(family *family) {
 			f.fail("unknown field %s with value %s; %s", name, shown(f.fields[name]), advice)
 		}
 	}
+}
+
+// rotaryPart reads the part of a head that is rotated; 0 means complete heads. rope_parameters may
+// have it, too, and then both must be equal.
+func (f *hfFields) rotaryPart(family *family) float64 {
+	const name = "partial_rotary_factor"
+	part := family.rotaryPart
+	f.read(name, &part)
+	_, given := f.fields[name]
+	for _, of := range []string{"rope_scaling", "rope_parameters"} {
+		if !f.set(of) {
+			continue
+		}
+		inner := &hfFields{fields: map[string]json.RawMessage{}, known: map[string]bool{}}
+		f.read(of, &inner.fields)
+		within := part
+		switch inner.read(name, &within); {
+		case within == part:
+		case given:
+			f.fail("%s is %g and in %s %g; remove one", name, part, of, within)
+		case of == "rope_scaling":
+			f.fail("%s in rope_scaling is %g, which transformers 5 uses and transformers 4 ignores; move it out of "+
+				"rope_scaling", name, within)
+		}
+		part = within
+		for _, err := range inner.problems {
+			f.fail("in %s: %w", of, err)
+		}
+	}
+	if part == 0 {
+		f.fail("%s is 0; it must be above 0", name)
+	} else if part == 1 {
+		part = 0
+	}
+	return part
 }
 
 // rope reads the rotary embedding: rope_parameters in transformers 5, rope_theta and rope_scaling
@@ -576,7 +625,9 @@ func (f *hfFields) ropeOfLayers(family *family) (theta float64, scaling RopeScal
 func (f *hfFields) scaling(family *family) (r RopeScaling) {
 	f.read("type", &r.Type) // the name of old releases
 	f.read("rope_type", &r.Type)
-	f.fixed("partial_rotary_factor", `[1]`)
+	if f.known["partial_rotary_factor"] = true; family.rotaryPart == 0 {
+		f.fixed("partial_rotary_factor", `[1]`)
+	}
 	types, err := json.Marshal(family.ropeTypes())
 	if err != nil {
 		panic(err) // they are strings

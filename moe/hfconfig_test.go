@@ -131,6 +131,8 @@ func TestConfigJSONRefusesValues(t *testing.T) {
 				slices.Contains(family.ignored, test.field) || !family.clip && test.field == "clip_qkv" ||
 				family.windows != noWindows && test.field == "sliding_window" ||
 				family.windows == lastLayers && !family.windowSwitch && strings.Contains(test.value, `"full_attention", "s`) ||
+				family.attentionFields && test.field == "attention_bias" ||
+				family.rotaryPart != 0 && test.field == "partial_rotary_factor" ||
 				family.headDim && test.field == "head_dim" {
 				continue
 			}
@@ -430,6 +432,22 @@ func TestConfigJSONOfSharedExperts(t *testing.T) {
 		{DeepSeekV2, `"num_local_experts": 8`, "unknown field num_local_experts"},
 		{Qwen2MoE, `"num_local_experts": 8`, "unknown field num_local_experts"},
 		{Dots1, `"num_local_experts": 8, "use_sliding_window": false`, ""},
+		{GLM4MoE, `"attention_bias": true, "use_qk_norm": true, "num_nextn_predict_layers": 1`, ""},
+		{GLM4MoE, `"partial_rotary_factor": 1`, ""},
+		{GLM4MoE, `"partial_rotary_factor": 0.25, "rope_parameters": {"partial_rotary_factor": 0.25}`, ""},
+		{GLM4MoE, `"rope_parameters": {"partial_rotary_factor": 0.25}`, ""},
+		{GLM4MoE, yarn(``), ""},
+		{GLM4MoE, `"attention_bias": null`, "attention_bias is null"},
+		{GLM4MoE, `"use_qk_norm": 1`, "use_qk_norm is 1"},
+		{GLM4MoE, `"partial_rotary_factor": 0`, "partial_rotary_factor is 0"},
+		{GLM4MoE, `"partial_rotary_factor": 1.5`, "partial_rotary_factor is 1.5"},
+		{GLM4MoE, `"partial_rotary_factor": 0.2`, "partial_rotary_factor is 0.2, and rotates 3 of 16"},
+		{GLM4MoE, `"partial_rotary_factor": 0.25, "rope_parameters": {"partial_rotary_factor": 0.5}`,
+			"partial_rotary_factor is 0.25 and in rope_parameters 0.5"},
+		{GLM4MoE, `"rope_scaling": {"rope_type": "linear", "factor": 2, "partial_rotary_factor": 0.25}`,
+			"partial_rotary_factor in rope_scaling is 0.25"},
+		{GLM4MoE, `"hidden_act": "gelu"`, `hidden_act is "gelu"`},
+		{Dots1, `"use_qk_norm": true`, "unknown field use_qk_norm"},
 		{Dots1, `"scoring_func": "noaux_tc", "n_group": 1, "topk_group": 1, "norm_topk_prob": true`, ""},
 		{Dots1, `"scoring_func": "softmax"`, `scoring_func is "softmax"`},
 		{Dots1, `"attention_bias": true`, "attention_bias is true"},
@@ -538,7 +556,8 @@ func TestConfigJSONAcceptsValues(t *testing.T) {
 		for _, change := range append(changes, fmt.Sprintf(`"architectures": [%q]`, families[architecture].class)) {
 			if f := families[architecture]; strings.Contains(change, "rope_") && f.windowsUnscaled {
 				continue // see TestConfigJSONOfWindows
-			} else if f.latent && change == `"head_dim": null` {
+			} else if f.latent && change == `"head_dim": null` ||
+				f.rotaryPart != 0 && change == `"partial_rotary_factor": null` {
 				continue
 			} else if f.window > 0 && !f.windowSwitch {
 				change = strings.ReplaceAll(change, "full_attention", "sliding_attention")

@@ -52,6 +52,9 @@ func (c Config) ropeSize() int {
 	if c.latent() {
 		return c.RotatedSize
 	}
+	if c.RotaryPart != 0 {
+		return int(float64(c.HeadDim()) * c.RotaryPart)
+	}
 	return c.HeadDim()
 }
 

@@ -267,7 +267,7 @@ func (m *Model) bind() error {
 	c, own := m.cfg, m.own
 	h, q, kv := c.HiddenSize, own.QueryWidth(), own.KVWidth()
 	norm, bias := c.NormWeights(), 0
-	if c.family().qkvBias {
+	if c.hasQKVBias() {
 		bias = own.qkvWidth()
 	}
 	sharedGate := 0 // rows

@@ -269,7 +269,7 @@ func (f *flight) cut(c Config, p passShape, a *arena) {
 		}
 	}
 	f.ids, f.row0 = a.i32(t), xpu.Tensor{}
-	if c.family().qkvBias || c.family().shared.gated() {
+	if c.hasQKVBias() || c.family().shared.gated() {
 		f.row0 = a.i32(p.blockTokens())
 	}
 	if f.order = (xpu.Tensor{}); c.family().shared.gated() {

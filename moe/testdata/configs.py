@@ -14,10 +14,11 @@ configs = json.load(open(path)) if os.path.exists(path) else {}
 REQUIRED = {
     "olmo3": {"rope_theta": 500000.0},  # the defaults of transformers 4 and 5 differ
     "deepseek_v2": {"num_experts_per_tok": 6},
+    "glm4_moe": {"head_dim": 128},  # the default of hidden_size is not a multiple of num_attention_heads
     "dots1": {"num_experts_per_tok": 6, "n_routed_experts": 128, "n_shared_experts": 2},
 }
 FAMILIES = "olmoe", "olmo", "llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "mixtral", "olmo2", "olmo3", "flex_olmo"
-FAMILIES += "deepseek_v2", "deepseek_v3", "qwen2_moe", "dots1"
+FAMILIES += "deepseek_v2", "deepseek_v3", "qwen2_moe", "dots1", "glm4_moe"
 for family in FAMILIES:
     clips = family in ("olmoe", "olmo")
     padded = clips or family in ("olmo2", "olmo3", "flex_olmo")  # has a pad_token_id by default

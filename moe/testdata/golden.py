@@ -31,7 +31,7 @@ VERSIONS = {
     "safetensors": safetensors.__version__,
     "python": sys.version.split()[0],
 }
-NO_LOSSES = "deepseek_v2", "deepseek_v3", "dots1"  # transformers has no losses of their routers
+NO_LOSSES = "deepseek_v2", "deepseek_v3", "dots1", "glm4_moe"  # transformers has no losses of their routers
 ROWS, LENGTH = 2, 80
 PACKED = [[30, 40, 1, 10], [66, 5]]  # lengths of documents: a row without padding, a row with 10 padding tokens
 
@@ -388,11 +388,7 @@ def main():
         rope_parameters=deep,
     )
     case("deepseek-v3", "deepseek_v3", **latent, q_lora_rank=16, rope_parameters=deep)
-    case(
-        "dots1",
-        "dots1",
-        **base,
-        **other,
+    sigmoids = base | dict(
         n_routed_experts=6,
         num_experts_per_tok=3,
         n_shared_experts=1,
@@ -402,9 +398,12 @@ def main():
         first_k_dense_replace=1,
         norm_topk_prob=True,
         routed_scaling_factor=2.5,
-        sliding_window=24,
-        max_window_layers=1,
+        rms_norm_eps=1e-3,
     )
+    default = other["rope_parameters"]
+    case("dots1", "dots1", **sigmoids, rope_parameters=default, sliding_window=24, max_window_layers=1)
+    part = default | dict(partial_rotary_factor=0.5)
+    case("glm4-moe", "glm4_moe", **sigmoids, rope_parameters=part, attention_bias=True, use_qk_norm=True)
     case("olmo2", "olmo2", **base, **other, pad_token_id=1, num_key_value_heads=2)
     renormalised = dict(norm_topk_prob=True, num_key_value_heads=2, pad_token_id=None)
     case("flex-olmo", "flex_olmo", **base, **moe, **other, **renormalised)
