@@ -692,7 +692,7 @@ func TestLayoutRefused(t *testing.T) {
 			"only 2 layers",
 		"layout: {pp: 2}\nmodel: {preset: mula-1b, tie_word_embeddings: true}": "layout.pp is 2, but " +
 			"model.tie_word_embeddings",
-		"layout: {tp: 8}": "layout.tp is 8, but olmoe models have norms over all heads of a token; must be 1",
+		"layout: {tp: 8}": "layout.tp is 8, which does not divide num_key_value_heads 4",
 		"layout: {virtual_stages: 2}": "layout.virtual_stages is 2, but a pipeline of one stage has nothing to " +
 			"interleave; must be 1, or pp above 1",
 		"layout: {virtual_stages: 0}": "layout.virtual_stages is 0; must be from 1 to ",
