@@ -48,14 +48,17 @@ test-long: ## the random tests of `make test` with new cases and more rounds
 	MULA_TEST_LONG=1 $(GO) test -vet=off -count=1 -run 'Kill|EightProcesses|StoreJob' ./index/cache ./cli ./tokenize/job
 	MULA_TEST_LONG=1 $(GO) test -vet=off -count=1 -run '/faults' ./internal/objects
 	MULA_TEST_LONG=1 $(GO) test -vet=off -count=1 -run '^(TestMemoryIsMeasured|TestDeviceApart|TestStepsDoNotAllocate|TestTensor.*)$$' ./moe ./train
+	MULA_TEST_LONG=1 $(GO) test -vet=off -count=1 -run '^(TestWeightedIsPlain|TestExhaustiveIsPlain)$$' ./index/greedy
 	MULA_TEST_LONG=1 $(GO) test -vet=off -count=1 -timeout 60m -run SimulateCluster -v ./train
 	GO=$(GO) MULA_TEST_LONG=1 $(GO) run ./internal/gotest -vet=off -short -count=1 -timeout 30m $$($(PROPERTIES))
 
+# The short tests of cli and conformance take minutes, and run commands of packages that have tests of
+# their own.
 race: export RAPID_SEED ?= 1
 race: export RAPID_CHECKS ?= 50
 race: ARGS ?= -short
 race: ## run the short tests under the race detector (needs a C compiler; ARGS= runs all tests)
-	GO=$(GO) CGO_ENABLED=1 $(GO) run ./internal/gotest -vet=off -race -timeout 30m $(ARGS) $$($(GO) list ./... | grep -v /internal/lint)
+	GO=$(GO) CGO_ENABLED=1 $(GO) run ./internal/gotest -vet=off -race -timeout 30m $(ARGS) $$($(GO) list ./... | grep -v -x -e mula/internal/lint $(if $(ARGS),-e mula/cli -e mula/conformance))
 
 lint: ## format, vet, staticcheck, the rules of internal/lint, links of the documentation
 	@unformatted=$$(gofmt -l $$(git ls-files '*.go')); if [ -n "$$unformatted" ]; then echo "not formatted, run make fmt:"; echo "$$unformatted"; exit 1; fi
