@@ -52,8 +52,8 @@ test-long: ## the random tests of `make test` with new cases and more rounds
 	MULA_TEST_LONG=1 $(GO) test -vet=off -count=1 -timeout 60m -run SimulateCluster -v ./train
 	GO=$(GO) MULA_TEST_LONG=1 $(GO) run ./internal/gotest -vet=off -short -count=1 -timeout 30m $$($(PROPERTIES))
 
-# The short tests of cli and conformance take minutes, and run commands of packages that have tests of
-# their own.
+# The short tests of cli and conformance take minutes, and run commands of packages that have tests
+# of their own.
 race: export RAPID_SEED ?= 1
 race: export RAPID_CHECKS ?= 50
 race: ARGS ?= -short
