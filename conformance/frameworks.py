@@ -4,11 +4,9 @@
     conformance/environments.sh DIR deepspeed-0.19.8 && make build
     DIR/deepspeed-0.19.8/bin/python conformance/frameworks.py [--case NAME…]
 
-DeepSpeed's own code trains a random model of transformers with two ranks on the CPU (gloo), saves a
-checkpoint after SAVED steps, and trains on. mula imports the checkpoint (mula import --config) and
-trains the same steps on the same batches. The first loss depends on the weights, the following
-losses on the moments and the number of updates. In the cases of universal checkpoints, DeepSpeed's
-ds_to_universal converts the checkpoint first.
+DeepSpeed's own code trains a random model of transformers with two ranks on the CPU (gloo), as
+continuation.py describes. In the cases of universal checkpoints, DeepSpeed's ds_to_universal
+converts the checkpoint first.
 
 Exits with 1 if a loss differs by more than 1e-5.
 """
@@ -22,17 +20,14 @@ torch.set_num_threads(1)
 import deepspeed, transformers
 import deepspeed.comm.torch
 
-import training
+from continuation import (BATCH, BETAS, DECAY, EPS, RATE, SAVED, VOCABULARY, batches_of, compare_losses, import_run,
+                          in_ranks)
 
 deepspeed.comm.torch.build_shm_op = lambda: None  # gloo alone; the extension takes minutes to compile
 
 here = pathlib.Path(__file__).resolve().parent
-TOLERANCE = 1e-5
-SAVED, STEPS = 3, 6
-BATCH, LENGTH, RANKS = 4, 32, 2
-VOCABULARY = 512
-ADAM = {"lr": 1e-3, "betas": (0.9, 0.95), "eps": 1e-8}
-DECAY = 0.1
+RANKS = 2
+ADAM = {"lr": RATE, "betas": BETAS, "eps": EPS}
 
 SIZES = dict(vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
              max_position_embeddings=64, pad_token_id=None, bos_token_id=1, eos_token_id=2)
@@ -55,33 +50,6 @@ CASES = {
     "OLMoE, ZeRO 2": (olmoe, 2, False),
     "llama, universal": (llama, 2, True),
 }
-
-
-def in_ranks(folder, work, *args):
-    """Runs work in RANKS processes, with their output in files, and fails if one of them fails."""
-    children = []
-    for rank in range(RANKS):
-        child = os.fork()
-        if child == 0:
-            log = os.open(folder / f"rank{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-            os.dup2(log, 1), os.dup2(log, 2)
-            code = 1
-            try:
-                os.environ.update(RANK=str(rank), WORLD_SIZE=str(RANKS), LOCAL_RANK=str(rank),
-                                  MASTER_ADDR="127.0.0.1", MASTER_PORT="29517")
-                deepspeed.init_distributed(dist_backend="gloo")
-                work(rank, *args)
-                torch.distributed.barrier()
-                code = 0
-            except BaseException:
-                import traceback
-
-                traceback.print_exc()
-            sys.stderr.flush()
-            os._exit(code)
-        children.append(child)
-    if any(os.waitpid(child, 0)[1] for child in children):
-        sys.exit((folder / "rank0.log").read_text() + f"\na rank failed; see {folder}")
 
 
 def engine_of(config, stage):
@@ -114,7 +82,9 @@ def advance(engine, rank, batches, losses):
         losses.append(mean.item() / RANKS)
 
 
-def original(rank, folder, config, stage, batches):
+def original(folder, config, stage, batches):
+    deepspeed.init_distributed(dist_backend="gloo")
+    rank = torch.distributed.get_rank()
     engine, losses = engine_of(config, stage), []
     advance(engine, rank, batches[:SAVED], losses)
     engine.save_checkpoint(str(folder))
@@ -145,8 +115,7 @@ def main():
     temporary = tempfile.TemporaryDirectory()
     work = args.keep or pathlib.Path(temporary.name)
     work.mkdir(parents=True, exist_ok=True)
-    training.STEPS = 2 * STEPS
-    _, batches = training.prepare(args.mula, work, BATCH, LENGTH)
+    batches = batches_of(args.mula, work)
     print(f"deepspeed {deepspeed.__version__}, torch {torch.__version__}, transformers {transformers.__version__}")
     wrong = False
     for name in args.case:
@@ -154,34 +123,13 @@ def main():
         folder = work / name.replace(" ", "-").replace(",", "")
         folder.mkdir()
         config = make()
-        in_ranks(folder, original, folder, config, stage, batches[:STEPS])
+        in_ranks(folder, RANKS, original, folder, config, stage, batches)
         if universal:
             to_universal(folder)
-        inspected = json.loads(training.run(args.mula, "import", "--from", folder, "--json"))
-        (folder / "train.yaml").write_text(
-            f"""plan: ../plan.json
-output: run
-model: {inspected["train_model"]}
-batch_size: {BATCH}
-steps: {STEPS}
-optimizer: {{name: adamw, betas: [0.9, 0.95], eps: 1e-8, weight_decay: {DECAY}, clip: 1.0}}
-schedule: {{name: constant, learning_rate: {ADAM["lr"]}, warmup_steps: 0}}
-aux_loss: {{form: none, coefficient: 0.0}}
-z_loss: {{coefficient: 0.0}}
-checkpoint: {{every: 0}}
-threads: 1
-"""
-        )
-        training.run(args.mula, "import", "--from", folder, "--config", folder / "train.yaml")
-        training.run(args.mula, "train", "--config", folder / "train.yaml")
-        with open(folder / "run" / "metrics.jsonl") as f:
-            mula = {line["step"]: line["loss"] for line in map(json.loads, f) if "loss" in line}
-        theirs = json.loads((folder / "losses.json").read_text())
-        differences = [abs(mula[step] - theirs[step]) for step in range(SAVED, STEPS)]
-        bad = sorted(mula) != list(range(SAVED, STEPS)) or max(differences) > TOLERANCE
-        wrong = wrong or bad
-        print(f"{'WRONG' if bad else 'equal'}  {name}: losses {[theirs[s] for s in range(SAVED, STEPS)]}, "
-              f"differences {differences}", flush=True)
+        import_run(args.mula, folder)
+        equal, text = compare_losses(args.mula, folder, json.loads((folder / "losses.json").read_text()))
+        wrong = wrong or not equal
+        print(f"{'equal' if equal else 'WRONG'}  {name}: {text}", flush=True)
     sys.exit(wrong)
 
 

@@ -1,19 +1,17 @@
 #!/usr/bin/env python3
-"""Converts checkpoints between Megatron core and mula, and compares weights and losses.
+"""Imports checkpoints of Megatron core, and compares weights, moments and losses.
 
     conformance/environments.sh DIR megatron-0.16.1 && make build
     DIR/megatron-0.16.1/bin/python conformance/mcore.py [--case NAME…] [--write]
 
 Megatron core's own GPTModel, DistributedDataParallel and DistributedOptimizer train a random model
-on the CPU (gloo), save a distributed checkpoint (torch_dist) after SAVED steps, and train on. mula
-imports the weights, which must have the bits of the optimizer's fp32 parameters. mula also imports
-the training state (mula import --config) and trains the same steps on the same batches. The first
-loss depends on the weights, the following losses on the moments and the number of updates.
+on the CPU (gloo), as continuation.py describes. Weights and moments that mula imports must have the
+bits of the optimizer's state.
 
 Megatron core needs a GPU. This script replaces calls of CUDA by calls for the CPU, and the
 processes that write files by threads. It does not change layers, optimizer or checkpoints.
 
-Exits with 1 if a weight differs, or a loss differs by more than 1e-5.
+Exits with 1 if a weight or moment differs, or a loss differs by more than 1e-5.
 
 --write writes train/foreign/megatron/testdata/llama.json instead: the files of a tiny checkpoint,
 and the SHA-256 of each of its tensors under the names of Hugging Face.
@@ -62,6 +60,8 @@ from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 import training
+from continuation import (BATCH, BETAS, DECAY, EPS, LENGTH, RATE, SAVED, VOCABULARY, batches_of, compare_losses,
+                          import_run, in_ranks)
 
 random.CudaRNGStatesTracker.fork = lambda self, *a: contextlib.nullcontext()
 moe_utils.te_general_gemm = None  # Transformer Engine's product of routers, which is not defined without it
@@ -78,11 +78,7 @@ class Threads:
 filesystem_async.mp = types.SimpleNamespace(get_context=lambda name: Threads)
 
 here = pathlib.Path(__file__).resolve().parent
-TOLERANCE = 1e-5
-SAVED, STEPS = 3, 6
-BATCH, LENGTH = 4, 32
-VOCABULARY, PADDED = 512, 640
-RATE, BETAS, EPS, DECAY = 1e-3, (0.9, 0.95), 1e-8, 0.1
+PADDED = 640  # rows of the embedding
 
 SIZES = dict(vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
              head_dim=8, max_position_embeddings=64, pad_token_id=None, bos_token_id=1, eos_token_id=2,
@@ -184,33 +180,6 @@ class Run:
                                            untie_embeddings_and_output_weights=self.untied)}
 
 
-def in_ranks(folder, ranks, work, *args):
-    """Runs work in processes, with their output in files, and fails if one of them fails."""
-    children = []
-    for rank in range(ranks):
-        child = os.fork()
-        if child == 0:
-            log = os.open(folder / f"rank{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-            os.dup2(log, 1), os.dup2(log, 2)
-            code = 1
-            try:
-                os.environ.update(RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_RANK=str(rank),
-                                  MASTER_ADDR="127.0.0.1", MASTER_PORT="29531")
-                torch.distributed.init_process_group("gloo")
-                work(folder, *args)
-                torch.distributed.barrier()
-                code = 0
-            except BaseException:
-                import traceback
-
-                traceback.print_exc()
-            sys.stderr.flush()
-            os._exit(code)
-        children.append(child)
-    if any([os.waitpid(child, 0)[1] for child in children]):
-        sys.exit((folder / "rank0.log").read_text() + f"\na rank failed; see {folder}")
-
-
 def original(folder, config, settings, batches):
     run = Run(config, **settings)
     losses = run.advance(batches[:SAVED])
@@ -309,7 +278,7 @@ def write(work):
     config = {**LLAMA, "vocab_size": VOCABULARY, "hidden_size": 8, "num_attention_heads": 4, "num_key_value_heads": 2,
               "head_dim": 2, "intermediate_size": 12}
     rows = torch.arange((SAVED + 1) * BATCH * (LENGTH + 1)) % 7
-    in_ranks(work, 1, original, config, {}, rows.reshape(-1, BATCH, LENGTH + 1))
+    in_ranks(work, 1, original, work, config, {}, rows.reshape(-1, BATCH, LENGTH + 1))
     checkpoint = work / f"iter_{SAVED:07d}"
     tensors = load_all(checkpoint)
     sums = {
@@ -331,44 +300,24 @@ def check(args, work, name, batches):
     config, settings = CASES[name]
     folder = work / name.replace(" ", "-").replace(",", "")
     folder.mkdir()
-    in_ranks(folder, settings.get("ranks", 1), original, config, settings, batches[:STEPS])
+    in_ranks(folder, settings.get("ranks", 1), original, folder, config, settings, batches)
     problems = []
     tensors = load_all(folder / f"iter_{SAVED:07d}")
     training.run(args.mula, "import", "--from", folder, "--output", folder / "hf")
     if wrong := differences(safetensors(folder / "hf" / "model.safetensors"),
                             state_of(config, tensors, "optimizer.state.param.")):
         problems.append(f"weights differ: {wrong[:3]}")
-    inspected = json.loads(training.run(args.mula, "import", "--from", folder, "--json"))
-    (folder / "train.yaml").write_text(
-        f"""plan: ../plan.json
-output: run
-model: {inspected["train_model"]}
-batch_size: {BATCH}
-steps: {STEPS}
-optimizer: {{name: adamw, betas: [0.9, 0.95], eps: 1e-8, weight_decay: {DECAY}, clip: 1.0,
-  groups: [{{match: [norms, biases], weight_decay: 0}}]}}
-schedule: {{name: constant, learning_rate: {RATE}, warmup_steps: 0}}
-aux_loss: {{form: none, coefficient: 0.0}}
-z_loss: {{coefficient: 0.0}}
-checkpoint: {{every: 0}}
-threads: 1
-"""
-    )
-    training.run(args.mula, "import", "--from", folder, "--config", folder / "train.yaml")
+    import_run(args.mula, folder, ", groups: [{match: [norms, biases], weight_decay: 0}]")
     saved = folder / "run" / "checkpoints" / f"step-{SAVED:08d}"
     moments = safetensors(saved / "optimizer.safetensors")
     for kind in ("exp_avg", "exp_avg_sq"):
         want = {f"{n}.{kind}": t for n, t in state_of(config, tensors, f"optimizer.state.{kind}.").items()}
         if wrong := differences({n: t for n, t in moments.items() if n.endswith("." + kind)}, want):
             problems.append(f"moments differ: {wrong[:3]}")
-    training.run(args.mula, "train", "--config", folder / "train.yaml")
-    with open(folder / "run" / "metrics.jsonl") as f:
-        mula = {line["step"]: line["loss"] for line in map(json.loads, f) if "loss" in line}
-    theirs = json.loads((folder / "losses.json").read_text())
-    apart = [abs(mula[step] - theirs[step]) for step in range(SAVED, STEPS)]
-    if sorted(mula) != list(range(SAVED, STEPS)) or max(apart) > TOLERANCE:
+    equal, text = compare_losses(args.mula, folder, json.loads((folder / "losses.json").read_text()))
+    if not equal:
         problems.append("losses differ")
-    return problems, f"losses {theirs[SAVED:]}, differences {apart}"
+    return problems, text
 
 
 def main():
@@ -383,8 +332,7 @@ def main():
     work.mkdir(parents=True, exist_ok=True)
     if args.write:
         return write(work)
-    training.STEPS = 2 * STEPS
-    _, batches = training.prepare(args.mula, work, BATCH, LENGTH)
+    batches = batches_of(args.mula, work)
     print(f"megatron-core {megatron.core.__version__}, torch {torch.__version__}")
     failed = False
     for name in args.case:
