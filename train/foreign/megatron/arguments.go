@@ -5,6 +5,7 @@ import (
 
 	"mula/internal/pickle"
 	"mula/moe"
+	"mula/moe/torchfile"
 )
 
 // checkArguments compares the arguments of Megatron-LM's run with the configuration. Arguments that
@@ -67,11 +68,39 @@ func (m *model) checkArguments(args *pickle.Object) error {
 				"config.json of this model", v, group)
 		}
 	}
-	if v, ok := args.Attribute("window_size"); ok && (v != nil) != (c.SlidingWindow > 0) {
+	if v, ok := args.Attribute("window_size"); ok && window(v) != c.SlidingWindow {
 		return fmt.Errorf("args.window_size is %v, but sliding_window of config.json is %d; use the config.json of "+
 			"this model", v, c.SlidingWindow)
 	}
+	for _, name := range unsupported {
+		if v, _ := args.Attribute(name); v != nil && v != false && v != int64(0) && v != 0.0 {
+			return fmt.Errorf("args.%s is %v, which no supported model has", name, v)
+		}
+	}
+	if v, _ := args.Attribute("softmax_type"); v != nil && v != "vanilla" {
+		return fmt.Errorf("args.softmax_type is %v, but supported models have vanilla", v)
+	}
 	return checkRouting(args, c)
+}
+
+// unsupported are arguments that change what a model computes, and that no model of the supported
+// families has. None, false and 0 switch them off.
+var unsupported = []string{"activation_func_clamp_value", "apply_residual_connection_post_layernorm",
+	"attention_output_gate", "experimental_attention_variant", "glu_linear_offset", "linear_attention_freq",
+	"moe_apply_probs_on_input", "moe_latent_size", "moe_router_group_topk", "moe_router_num_groups",
+	"moe_router_topk_limited_devices", "mrope_section", "no_rope_freq", "rotary_seq_len_interpolation_factor",
+	"softmax_scale", "window_attn_skip_freq"}
+
+// window returns the number of positions that a query sees with an argument window_size: the
+// positions before it, and its own. It is 0 without a window, and -1 for other values.
+func window(v pickle.Value) int {
+	if v == nil {
+		return 0
+	}
+	if sides, ok := torchfile.Ints(v); ok && len(sides) == 2 && sides[0] >= -1 && sides[1] <= 0 {
+		return sides[0] + 1 // -1: all positions before it
+	}
+	return -1
 }
 
 // checkRouting compares the arguments of routers. Softmax before top-k keeps the probabilities;
@@ -82,6 +111,14 @@ func checkRouting(args *pickle.Object, c moe.Config) error {
 	}
 	if v, _ := args.Attribute("moe_router_score_function"); v != nil && v != "softmax" {
 		return fmt.Errorf("args.moe_router_score_function is %v, but a %s model has softmax", v, c.Architecture)
+	}
+	if v, _ := args.Attribute("moe_router_topk_scaling_factor"); v != nil && v != 1.0 && v != int64(1) {
+		return fmt.Errorf("args.moe_router_topk_scaling_factor is %v, but a %s model has no such factor", v,
+			c.Architecture)
+	}
+	if v, _ := args.Attribute("moe_router_load_balancing_type"); v == "sinkhorn" {
+		return fmt.Errorf("args.moe_router_load_balancing_type is sinkhorn, which chooses other experts than a %s "+
+			"model", c.Architecture)
 	}
 	v, ok := args.Attribute("moe_router_pre_softmax")
 	if pre, isBool := v.(bool); ok && isBool && pre == c.NormTopK {

@@ -1,6 +1,6 @@
-// Package megatron reads and writes distributed checkpoints of Megatron core: the format torch_dist
-// of megatron.core.dist_checkpointing, which is the format of torch.distributed.checkpoint with a
-// file common.pt.
+// Package megatron reads distributed checkpoints of Megatron core: the format torch_dist of
+// megatron.core.dist_checkpointing, which is the format of torch.distributed.checkpoint with a file
+// common.pt.
 //
 // The definitions are megatron/core/dist_checkpointing, megatron/core/optimizer/optimizer.py and
 // distrib_optimizer.py of megatron-core 0.16.1. common.pt has the attributes of Megatron-LM's
@@ -11,9 +11,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -60,8 +62,10 @@ func Open(dir string, c moe.Config) (*foreign.State, error) {
 		return nil, err
 	}
 	s := &foreign.State{Form: "Megatron core torch_dist", Dir: dir, Samples: -1}
-	m := &model{config: c, dir: dir, files: &files{dir, map[*chunk]*torchfile.Tensor{}},
-		tensors: withoutChains(tensors)}
+	if tensors, err = withoutChains(tensors); err != nil {
+		return nil, fmt.Errorf("%s: %w", filepath.Join(dir, metadataFile), err)
+	}
+	m := &model{config: c, dir: dir, files: &files{dir, map[*chunk]*torchfile.Tensor{}}, tensors: tensors}
 	if err := m.readCommon(s); err != nil {
 		return nil, err
 	}
@@ -101,12 +105,16 @@ var chain = regexp.MustCompile(`^chained_\d+\.`)
 
 // withoutChains returns tensors by names without prefixes of chained optimizers, which have
 // different parameters.
-func withoutChains(tensors map[string]*tensor) map[string]*tensor {
+func withoutChains(tensors map[string]*tensor) (map[string]*tensor, error) {
 	named := make(map[string]*tensor, len(tensors))
-	for name, t := range tensors {
-		named[chain.ReplaceAllString(name, "")] = t
+	for _, name := range slices.Sorted(maps.Keys(tensors)) {
+		short := chain.ReplaceAllString(name, "")
+		if other := named[short]; other != nil {
+			return nil, fmt.Errorf("%s and %s are the same tensor of two optimizers", other.name, name)
+		}
+		named[short] = tensors[name]
 	}
-	return named
+	return named, nil
 }
 
 // commonClasses are the classes in common.pt that are plain data. They are the classes that
@@ -231,11 +239,12 @@ func (m *model) findMoments() error {
 				"save the checkpoint with --dist-ckpt-optim-fully-reshardable", filepath.Join(m.dir, metadataFile))
 		}
 	}
-	for key := range m.used {
-		for kind, names := range stateNames {
-			if kind != foreign.Weights && m.tensors["optimizer.state."+names[0]+"."+key] == nil {
-				return fmt.Errorf("%s has no tensor optimizer.state.%s.%s; only the state of Adam is supported",
-					filepath.Join(m.dir, metadataFile), names[0], key)
+	for _, key := range slices.Sorted(maps.Keys(m.used)) {
+		for _, kind := range []foreign.Kind{foreign.ExpAvg, foreign.ExpAvgSq} {
+			name := "optimizer.state." + stateNames[kind][0] + "." + key
+			if m.tensors[name] == nil {
+				return fmt.Errorf("%s has no tensor %s; only the state of Adam is supported",
+					filepath.Join(m.dir, metadataFile), name)
 			}
 		}
 	}

@@ -246,3 +246,16 @@ func FuzzMetadata(f *testing.F) {
 		}
 	})
 }
+
+// Optimizers of a chain have different parameters. The same tensor twice is an error.
+func TestWithoutChains(t *testing.T) {
+	a, b := &tensor{name: "chained_0.state.a"}, &tensor{name: "chained_1.state.b"}
+	named, err := withoutChains(map[string]*tensor{a.name: a, b.name: b})
+	if err != nil || len(named) != 2 || named["state.a"] != a || named["state.b"] != b {
+		t.Errorf("%v, %v", named, err)
+	}
+	if _, err := withoutChains(map[string]*tensor{a.name: a, "chained_1.state.a": b}); err == nil ||
+		!strings.Contains(err.Error(), "chained_0.state.a and chained_1.state.a are the same tensor") {
+		t.Error(err)
+	}
+}
