@@ -414,9 +414,6 @@ func (f *hfFields) config() (c Config) {
 		f.read("attention_bias", &c.AttentionBias)
 		f.read("use_qk_norm", &c.QKNorm)
 	}
-	if family.rotaryPart != 0 {
-		c.RotaryPart = f.rotaryPart(family)
-	}
 	c.InitStd = f.float("initializer_range", hfInitStd)
 	if family.clip {
 		f.optional("clip_qkv", &c.ClipQKV)
@@ -428,10 +425,15 @@ func (f *hfFields) config() (c Config) {
 	c.PadTokenID = f.token("pad_token_id", family.padTokenID)
 	c.BOSTokenID = f.token("bos_token_id", family.bosTokenID)
 	c.EOSTokenID = f.token("eos_token_id", family.eosTokenID)
+	r := rotary{}
 	if family.windowsUnscaled {
-		c.RopeTheta, c.RopeScaling = f.ropeOfLayers(family)
+		r = f.ropeOfLayers(family)
 	} else {
-		c.RopeTheta, c.RopeScaling = f.rope(family)
+		r = f.rope(family)
+	}
+	c.RopeTheta, c.RopeScaling = r.theta, r.scaling
+	if r.part != 1 { // complete heads
+		c.RotaryPart = r.part
 	}
 	if name := family.predictionLayers; name != "" {
 		n := 0
@@ -512,46 +514,21 @@ func (f *hfFields) others(family *family) {
 	}
 }
 
-// rotaryPart reads the part of a head that is rotated; 0 means complete heads. rope_parameters may
-// have it, too, and then both must be equal.
-func (f *hfFields) rotaryPart(family *family) float64 {
-	const name = "partial_rotary_factor"
-	part := family.rotaryPart
-	f.read(name, &part)
-	_, given := f.fields[name]
-	for _, of := range []string{"rope_scaling", "rope_parameters"} {
-		if !f.set(of) {
-			continue
-		}
-		inner := &hfFields{fields: map[string]json.RawMessage{}, known: map[string]bool{}}
-		f.read(of, &inner.fields)
-		within := part
-		switch inner.read(name, &within); {
-		case within == part:
-		case given:
-			f.fail("%s is %g and in %s %g; remove one", name, part, of, within)
-		case of == "rope_scaling":
-			f.fail("%s in rope_scaling is %g, which transformers 5 uses and transformers 4 ignores; move it out of "+
-				"rope_scaling", name, within)
-		}
-		part = within
-		for _, err := range inner.problems {
-			f.fail("in %s: %w", of, err)
-		}
-	}
-	if part == 0 {
-		f.fail("%s is 0; it must be above 0", name)
-	} else if part == 1 {
-		part = 0
-	}
-	return part
+// A rotary is the rotary embedding of a file.
+type rotary struct {
+	theta   float64
+	part    float64 // of a head that is rotated, if the family has it; otherwise 0
+	scaling RopeScaling
 }
 
 // rope reads the rotary embedding: rope_parameters in transformers 5, rope_theta and rope_scaling
 // before. A file may have both if they are equal, so that all releases read the same.
-func (f *hfFields) rope(family *family) (theta float64, scaling RopeScaling) {
-	theta = cmp.Or(family.ropeTheta, hfRopeTheta)
-	f.read("rope_theta", &theta)
+func (f *hfFields) rope(family *family) rotary {
+	r := rotary{theta: cmp.Or(family.ropeTheta, hfRopeTheta), part: family.rotaryPart}
+	f.read("rope_theta", &r.theta)
+	if family.rotaryPart != 0 {
+		f.read("partial_rotary_factor", &r.part)
+	}
 	_, given := f.fields["rope_theta"]
 	var all []RopeScaling
 	for _, name := range []string{"rope_scaling", "rope_parameters"} {
@@ -560,16 +537,11 @@ func (f *hfFields) rope(family *family) (theta float64, scaling RopeScaling) {
 		}
 		inner := &hfFields{fields: map[string]json.RawMessage{}, known: map[string]bool{}}
 		f.read(name, &inner.fields)
-		base := theta
-		if inner.read("rope_theta", &base); base != theta {
-			switch {
-			case given:
-				f.fail("rope_theta is %g and rope_theta in %s is %g; remove one", theta, name, base)
-			case name == "rope_scaling":
-				f.fail("rope_theta in rope_scaling is %g, which transformers 5 uses and transformers 4 ignores; "+
-					"move it out of rope_scaling", base)
-			}
-			theta = base
+		f.within(inner, name, "rope_theta", &r.theta)
+		if family.rotaryPart != 0 {
+			f.within(inner, name, "partial_rotary_factor", &r.part)
+		} else {
+			inner.fixed("partial_rotary_factor", `[1]`)
 		}
 		all = append(all, inner.scaling(family))
 		for _, err := range inner.problems {
@@ -580,31 +552,51 @@ func (f *hfFields) rope(family *family) (theta float64, scaling RopeScaling) {
 		f.fail("rope_scaling and rope_parameters are both set, and differ; remove one")
 	}
 	if len(all) > 0 {
-		scaling = all[0]
+		r.scaling = all[0]
 	}
-	return theta, scaling
+	if family.rotaryPart != 0 && r.part == 0 {
+		f.fail("partial_rotary_factor is 0; it must be above 0")
+	}
+	return r
+}
+
+// within reads a number from inner, the fields of rope_scaling or rope_parameters. v has the number
+// that the file itself has, or the number of the family; both must be equal.
+func (f *hfFields) within(inner *hfFields, of, name string, v *float64) {
+	own := *v
+	if inner.read(name, v); *v == own {
+		return
+	}
+	switch _, given := f.fields[name]; {
+	case given:
+		f.fail("%s is %g and %s in %s is %g; remove one", name, own, name, of, *v)
+	case of == "rope_scaling":
+		f.fail("%s in rope_scaling is %g, which transformers 5 uses and transformers 4 ignores; move it out of "+
+			"rope_scaling", name, *v)
+	}
 }
 
 // ropeOfLayers is rope for a family whose layers with a window have an unscaled rotary embedding.
 // rope_parameters has an entry for each type of layer. Without it, transformers 4 uses rope_theta
 // in all layers, and transformers 5 its own default in layers with a window.
-func (f *hfFields) ropeOfLayers(family *family) (theta float64, scaling RopeScaling) {
+func (f *hfFields) ropeOfLayers(family *family) rotary {
 	if !f.set("rope_parameters") {
 		_, given := f.fields["rope_theta"]
-		if theta, scaling = f.rope(family); !given || theta != family.ropeTheta {
+		r := f.rope(family)
+		if !given || r.theta != family.ropeTheta {
 			f.fail("without rope_parameters, rope_theta must be %g; transformers 4 and 5 read another value, or none, "+
 				"differently", family.ropeTheta)
 		}
-		return theta, scaling
+		return r
 	}
 	types := map[string]json.RawMessage{}
 	f.read("rope_parameters", &types)
 	if len(types) != 2 || types[fullAttention] == nil || types[slidingAttention] == nil {
 		f.fail("rope_parameters is %s; it must have %s and %s", shown(f.fields["rope_parameters"]), fullAttention,
 			slidingAttention)
-		return theta, scaling
+		return rotary{}
 	}
-	of := func(kind string) (float64, RopeScaling) {
+	of := func(kind string) rotary {
 		layers := &hfFields{fields: maps.Clone(f.fields), known: f.known}
 		layers.fields["rope_parameters"] = types[kind]
 		if kind == slidingAttention {
@@ -613,21 +605,18 @@ func (f *hfFields) ropeOfLayers(family *family) (theta float64, scaling RopeScal
 		defer func() { f.problems = append(f.problems, layers.problems...) }()
 		return layers.rope(family)
 	}
-	theta, scaling = of(fullAttention)
-	if base, unscaled := of(slidingAttention); base != theta || unscaled.kind() != "default" {
+	full := of(fullAttention)
+	if sliding := of(slidingAttention); sliding.theta != full.theta || sliding.scaling.kind() != "default" {
 		f.fail("rope_parameters is %s; %s must have the rope_theta of %s and no scaling",
 			shown(f.fields["rope_parameters"]), slidingAttention, fullAttention)
 	}
-	return theta, scaling
+	return full
 }
 
 // scaling reads the fields of rope_scaling or rope_parameters.
 func (f *hfFields) scaling(family *family) (r RopeScaling) {
 	f.read("type", &r.Type) // the name of old releases
 	f.read("rope_type", &r.Type)
-	if f.known["partial_rotary_factor"] = true; family.rotaryPart == 0 {
-		f.fixed("partial_rotary_factor", `[1]`)
-	}
 	types, err := json.Marshal(family.ropeTypes())
 	if err != nil {
 		panic(err) // they are strings

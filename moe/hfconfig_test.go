@@ -443,7 +443,7 @@ func TestConfigJSONOfSharedExperts(t *testing.T) {
 		{GLM4MoE, `"partial_rotary_factor": 1.5`, "partial_rotary_factor is 1.5"},
 		{GLM4MoE, `"partial_rotary_factor": 0.2`, "partial_rotary_factor is 0.2, and rotates 3 of 16"},
 		{GLM4MoE, `"partial_rotary_factor": 0.25, "rope_parameters": {"partial_rotary_factor": 0.5}`,
-			"partial_rotary_factor is 0.25 and in rope_parameters 0.5"},
+			"partial_rotary_factor is 0.25 and partial_rotary_factor in rope_parameters is 0.5; remove one"},
 		{GLM4MoE, `"rope_scaling": {"rope_type": "linear", "factor": 2, "partial_rotary_factor": 0.25}`,
 			"partial_rotary_factor in rope_scaling is 0.25"},
 		{GLM4MoE, `"hidden_act": "gelu"`, `hidden_act is "gelu"`},
