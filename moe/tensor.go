@@ -332,8 +332,9 @@ func (m *Model) wideRoots(ctx context.Context, p xpu.Projections, rq, rk xpu.Ten
 	if err != nil {
 		return err
 	}
+	q, k := m.cfg.qkNormWidths()
 	for i, roots := range []xpu.Tensor{rq, rk} {
-		to, width := xpu.HostBuffer(roots, &m.collector.roots), float64(m.normColumns()[i])
+		to, width := xpu.HostBuffer(roots, &m.collector.roots), float64([]int{q, k}[i])
 		for t := range to {
 			to[t] = float32(1 / math.Sqrt(float64(sums[i*len(to)+t])/width+m.cfg.NormEps))
 		}
@@ -351,7 +352,8 @@ func (m *Model) wideMeans(ctx context.Context, p xpu.Projections) (xpu.Tensor, e
 	if err != nil {
 		return all, err
 	}
-	for i, columns := range m.normColumns() {
+	q, k := m.cfg.qkNormWidths()
+	for i, columns := range []int{q, k} {
 		for t := range len(sums) / 2 {
 			sums[i*len(sums)/2+t] /= float32(columns)
 		}
@@ -359,9 +361,6 @@ func (m *Model) wideMeans(ctx context.Context, p xpu.Projections) (xpu.Tensor, e
 	xpu.SetNumbers(m.dev, all, sums)
 	return all, nil
 }
-
-// normColumns returns the number of columns of the norms of queries and of keys, on all ranks.
-func (m *Model) normColumns() [2]int { return [2]int{m.cfg.QueryWidth(), m.cfg.KVWidth()} }
 
 // sumColumns adds the columns of all ranks of [comm.TP] to this rank's sums in ws.all.sums, in
 // ascending order of the ranks, and returns the sums in host memory.

@@ -97,7 +97,8 @@ func writeHead(dst, x, w []float32, at int, inverse []float32, bound float64, co
 	}
 	turned := 2 * len(cos)
 	Rotate(dst[:turned], x[:turned], cos, sin, scale)
-	scaled(dst[turned:], x[turned:], scale)
+	copy(dst[turned:], x[turned:])
+	Scale(dst[turned:], scale)
 }
 
 // turnBack sets dst to the gradient of a head before rotation and multiplication by scale, given
@@ -105,14 +106,8 @@ func writeHead(dst, x, w []float32, at int, inverse []float32, bound float64, co
 func turnBack(dst, dy, cos, sin []float32, scale float32) {
 	turned := 2 * len(cos)
 	RotateBack(dst[:turned], dy[:turned], cos, sin, scale)
-	scaled(dst[turned:], dy[turned:], scale)
-}
-
-// scaled sets dst to x times scale.
-func scaled(dst, x []float32, scale float32) {
-	for i, v := range x {
-		dst[i] = v * scale
-	}
+	copy(dst[turned:], dy[turned:])
+	Scale(dst[turned:], scale)
 }
 
 // clip limits x to ±bound; 0 means no limit.
