@@ -322,6 +322,64 @@ func TestStoreTakenOver(t *testing.T) {
 	sameOutputs(t, withoutJob(t, objectstest.Contents(t, store.URL+"tokens/")), want)
 }
 
+// A process that took a shard over from a stopped one replaces the files of the shard, while the
+// stopped one goes on and ends the job. The job ends after the files are complete again.
+func TestStoreWrittenTwice(t *testing.T) {
+	c := makeCorpus(t, 49, 4, 60, false)
+	store := objectstest.S3(t)
+	o := variants(t, c)["sharded"]
+	o.Output, o.Rejects = store.URL+"tokens/x", store.URL+"tokens/x.rejects.jsonl"
+	want := local(t, o)
+
+	// The first process stops while it sends the record of the shard. It goes on when the second
+	// one has removed a file of the shard. The second one goes on a while after the first one has
+	// begun to end the job.
+	stopped, removed, ending := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	var recorded, removes atomic.Bool
+	var ends sync.Once
+	store.Proxy.Disturb(func(r *http.Request) objectstest.Fault {
+		name := path.Base(r.URL.Path)
+		switch {
+		case name == "shard-00001.json" && r.Method == http.MethodPut && recorded.CompareAndSwap(false, true):
+			close(stopped)
+			<-removed
+		case removes.Load() && strings.HasPrefix(name, "x-00001.") && r.Method == http.MethodPut:
+			<-ending
+		case recorded.Load() && r.Method == http.MethodDelete && strings.HasPrefix(name, "x-00001."):
+			if removes.CompareAndSwap(false, true) {
+				time.AfterFunc(10*time.Millisecond, func() { close(removed) })
+			}
+		case removes.Load() && name == "finish"+locks.Suffix && r.Method == http.MethodPut:
+			ends.Do(func() { time.AfterFunc(200*time.Millisecond, func() { close(ending) }) })
+		}
+		return objectstest.Fault{}
+	})
+	first := make(chan error)
+	go func() {
+		o := o
+		o.Work, o.tuning.timing.Beat = t.TempDir(), time.Hour
+		_, err := Run(t.Context(), o)
+		first <- err
+	}()
+	<-stopped
+	second := make(chan error)
+	go func() {
+		o := o
+		o.Work = t.TempDir()
+		_, err := Run(t.Context(), o)
+		second <- err
+	}()
+	if err := <-first; err != nil {
+		t.Errorf("the first process: %v", err)
+		ends.Do(func() { close(ending) })
+	}
+	if err := <-second; err != nil {
+		t.Errorf("the second process: %v", err)
+	}
+	store.Proxy.Disturb(nil)
+	sameOutputs(t, withoutJob(t, objectstest.Contents(t, store.URL+"tokens/")), want)
+}
+
 // Shards of layout fms in a store, and the file of their counts, have the bytes of local files.
 func TestStoreFMS(t *testing.T) {
 	c := makeCorpus(t, 49, 2, 20, false)

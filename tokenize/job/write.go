@@ -272,10 +272,17 @@ func (p *process) writeShard(ctx context.Context, k int, start cut, ours func() 
 	if !ours() {
 		return nil, errLost
 	}
+	// Close first removes files, so a complete shard is left alone.
+	if written, err := p.f.readShard(k); err != nil || written != nil {
+		return written, err
+	}
 	if err := w.Close(); err != nil {
 		return nil, err
 	}
 	s.DType, s.Files = w.Manifest().DType, w.Manifest().Files
+	if !ours() { // the process that has the shard now may be replacing its files
+		return nil, errLost
+	}
 	if err := p.f.writeSealed(p.f.shardPath(k), record); err != nil {
 		return nil, err
 	}
