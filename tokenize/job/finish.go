@@ -55,19 +55,16 @@ func (p *process) finish(ctx context.Context) (*finished, error) {
 			return nil, err
 		}
 		done, err := readRecord[finished](p.f.files, p.f.path(doneName))
-		if err != nil || done != nil || l != nil {
-			if l != nil {
-				defer l.Release()
-			}
-			if err != nil {
-				return nil, err
-			}
-			if done == nil {
+		if l != nil {
+			if err == nil && done == nil {
 				done, err = p.complete(ctx, l)
 			}
-			if err != nil {
-				return nil, err
-			}
+			l.Release()
+		}
+		if err != nil && !errors.Is(err, errLost) {
+			return nil, err
+		}
+		if done != nil {
 			return done, p.f.removeLeftovers()
 		}
 		p.progress.wait(holder)
