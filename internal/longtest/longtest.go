@@ -1,5 +1,5 @@
-// Package longtest defines the tiers of tests. `make check` runs the short tests, `make test` runs
-// all tests, and `make test-long` repeats the random tests with more rounds.
+// Package longtest defines the tiers of tests. `make test` runs the short tests, `go test ./...`
+// all tests, and `make test-long` all tests with more rounds.
 package longtest
 
 import (
@@ -23,11 +23,11 @@ func Rounds(usual, long int) int {
 }
 
 // SkipIfShort skips a test that takes longer than about two seconds when go test has the flag
-// -short, as in `make check`.
+// -short, as in `make test`.
 func SkipIfShort(t testing.TB) {
 	t.Helper()
 	if testing.Short() {
-		t.Skip("not a short test; run go test without -short")
+		t.Skip("a long test: run make test-long, or go test without -short")
 	}
 }
 
