@@ -18,7 +18,7 @@ import (
 func exportCommand() *cli.Command {
 	return &cli.Command{
 		Name:  "export",
-		Usage: "write a model as a Hugging Face folder that transformers can load",
+		Usage: "write a model as a Hugging Face folder, or a training state as a checkpoint of DeepSpeed",
 		Description: "The folder has config.json, generation_config.json, the weights in safetensors files (with an " +
 			"index\n" +
 			"if there are several), and the tokenizer with the files that AutoTokenizer needs. The folder appears\n" +
@@ -28,14 +28,22 @@ func exportCommand() *cli.Command {
 			"without it, the export is incomplete.\n\n" +
 			"Weights are rounded to nearest, ties to even. The export fails if a weight is out of range for the\n" +
 			"element type. The printed sha256 is the hash of the weights before rounding.\n\n" +
-			"Example: mula export --model runs/base --output base-hf --dtype bf16",
+			"--to deepspeed writes a universal checkpoint instead, with float32 weights, AdamW's moments and the\n" +
+			"number of updates of a run's checkpoint. DeepSpeed continues from it with any number of ranks:\n" +
+			"set checkpoint.load_universal in its configuration, and load the folder with load_checkpoint.\n\n" +
+			"Example: mula export --model runs/base --output base-hf --dtype bf16\n" +
+			"         mula export --model runs/base --output base-ds --to deepspeed",
 		Flags: []cli.Flag{
 			modelFlag,
 			&cli.StringFlag{Name: "output", Aliases: []string{"o"},
 				Usage: "write the new folder `DIR`; may be a URL of an object store (required)"},
+			&cli.StringFlag{Name: "to", Usage: "write `FORM`: " + anyOf(exportForms.names()),
+				Value: exportForms[0].name},
 			&cli.StringFlag{Name: "dtype", Usage: "element type of the weights: " + anyOf(weightTypes.names()),
 				Value: "fp32"},
 			shardSizeFlag,
+			&cli.BoolFlag{Name: "separate-experts", Usage: "with --to deepspeed, write parameters of experts as " +
+				"transformers 4 names them (transformers 5 has one parameter for all experts of a layer)"},
 			jsonFlag,
 		},
 		Action: runExport,
@@ -49,6 +57,9 @@ var shardSizeFlag = &cli.StringFlag{Name: "shard-size",
 var weightTypes = choices[safetensors.DType]{{"fp32", safetensors.F32}, {"bf16", safetensors.BF16},
 	{"fp16", safetensors.F16}}
 
+// exportForms are the forms of an export by their names in flags. The first has no training state.
+var exportForms = choices[checkpoint.Framework]{{"huggingface", ""}, {"deepspeed", checkpoint.DeepSpeed}}
+
 func runExport(c *cli.Context) error {
 	options, err := convertOptions(c)
 	if err != nil {
@@ -57,15 +68,58 @@ func runExport(c *cli.Context) error {
 	if err := needFlags(c, "model", "output"); err != nil {
 		return err
 	}
+	if c.Bool("separate-experts") && c.String("to") != string(checkpoint.DeepSpeed) {
+		return usagef("--separate-experts needs --to %s", checkpoint.DeepSpeed)
+	}
+	to := exportForms.value(c.String("to"))
+	if to != "" {
+		for _, name := range []string{"dtype", "shard-size"} {
+			if c.IsSet(name) {
+				return usagef("--%s and --to %s cannot be combined; the checkpoint's types and files are fixed", name,
+					c.String("to"))
+			}
+		}
+		if output := c.String("output"); objects.IsURL(output) {
+			return usagef("--output: %s is in an object store; --to %s writes only local folders; copy the folder",
+				output, c.String("to"))
+		}
+	}
 	dir, err := findModel(c)
 	if err != nil {
 		return err
+	}
+	if to != "" {
+		return exportState(c, dir, to)
 	}
 	found, err := convert(c, dir, options)
 	if err != nil {
 		return err
 	}
 	return printInspection(c, dir, found, c.String("output"))
+}
+
+// exportState writes the training state of a checkpoint.
+func exportState(c *cli.Context, dir checkpoint.ModelDir, to checkpoint.Framework) error {
+	p := newProgress(c.App.ErrWriter)
+	defer p.end()
+	done, err := dir.Export(c.Context, c.String("output"), checkpoint.ExportOptions{Framework: to,
+		SeparateExperts: c.Bool("separate-experts"), Progress: weightsProgress(p)})
+	if err != nil {
+		return err
+	}
+	p.end()
+	if c.Bool("json") {
+		return printJSON(c.App.Writer, done)
+	}
+	w := c.App.Writer
+	fmt.Fprintf(w, "from       %s\n", filepath.ToSlash(done.Checkpoint))
+	fmt.Fprintf(w, "written    %s: %s\n", filepath.ToSlash(done.Output), done.Form)
+	fmt.Fprintf(w, "progress   step %s, %s of the optimizer, %s\n", quantity.Grouped(done.Step),
+		quantity.Plural(done.Updates, "update"), quantity.Plural(done.Samples, "sample"))
+	for _, note := range done.Notes {
+		fmt.Fprintf(w, "note       %s\n", note)
+	}
+	return nil
 }
 
 // convertOptions reads the flags that export and import share.

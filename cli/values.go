@@ -54,6 +54,7 @@ var flagValues = map[string]valueSet{
 	"mula estimate machine": {names: estimate.Machines, file: true},
 	"mula estimate model":   {names: moe.Presets},
 	"mula export dtype":     {names: weightTypes.names},
+	"mula export to":        {names: exportForms.names},
 	"mula import dtype":     {names: weightTypes.names},
 	"mula index dtype":      {names: olmo.DTypes},
 	"on-error":              {names: onErrors.names},

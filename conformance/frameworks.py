@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Continues training states of DeepSpeed in mula, and compares the losses of the next steps.
+"""Continues training states of DeepSpeed in mula and of mula in DeepSpeed, and compares the losses
+of the next steps.
 
     conformance/environments.sh DIR deepspeed-0.19.8 && make build
     DIR/deepspeed-0.19.8/bin/python conformance/frameworks.py [--case NAME…]
@@ -8,7 +9,11 @@ DeepSpeed's own code trains a random model of transformers with two ranks on the
 continuation.py describes. In the cases of universal checkpoints, DeepSpeed's ds_to_universal
 converts the checkpoint first.
 
-Exits with 1 if a loss differs by more than 1e-5.
+In each case, mula also trains from the weights of DeepSpeed's checkpoint, and exports a universal
+checkpoint. DeepSpeed loads it into a new engine with the same stage of ZeRO, and trains the next
+steps. The optimizer's masters and moments after loading must have the bits of mula's checkpoint.
+
+Exits with 1 if a loss differs by more than 1e-5, or a value differs.
 """
 
 import argparse, json, os, pathlib, sys, tempfile
@@ -20,8 +25,8 @@ torch.set_num_threads(1)
 import deepspeed, transformers
 import deepspeed.comm.torch
 
-from continuation import (BATCH, BETAS, DECAY, EPS, RATE, SAVED, VOCABULARY, batches_of, compare_losses, import_run,
-                          in_ranks)
+from continuation import (BATCH, BETAS, DECAY, EPS, RATE, SAVED, VOCABULARY, batches_of, compare, compare_losses,
+                          export_run, import_run, in_ranks, safetensors)
 
 deepspeed.comm.torch.build_shm_op = lambda: None  # gloo alone; the extension takes minutes to compile
 
@@ -52,7 +57,7 @@ CASES = {
 }
 
 
-def engine_of(config, stage):
+def engine_of(config, stage, universal=False):
     torch.manual_seed(1)
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     groups = [
@@ -64,6 +69,7 @@ def engine_of(config, stage):
         "zero_optimization": {"stage": stage},
         "zero_allow_untested_optimizer": True,
         "gradient_clipping": 1.0,
+        "checkpoint": {"load_universal": universal},
     }
     return deepspeed.initialize(model=model, optimizer=torch.optim.AdamW(groups, **ADAM), config=settings)[0]
 
@@ -93,6 +99,45 @@ def original(folder, config, stage, batches):
     advance(engine, rank, batches[SAVED:], losses)
     if rank == 0:
         (folder / "losses.json").write_text(json.dumps(losses))
+
+
+def continued(folder, stage, batches):
+    """Continues the checkpoint that mula has exported. Writes the losses, and the names of values
+    that differ from the checkpoint of mula's run."""
+    from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+
+    deepspeed.init_distributed(dist_backend="gloo")
+    exported = folder / "exported"
+    engine = engine_of(transformers.AutoConfig.from_pretrained(exported), stage, universal=True)
+    path, _ = engine.load_checkpoint(str(exported))
+    assert path and engine.global_steps == SAVED and engine.global_samples == SAVED * BATCH
+    if stage == 3:  # one number for all groups, which torch's AdamW does not increase
+        for state in engine.optimizer.optimizer.state.values():
+            state["step"] = torch.tensor(float(state["step"]))
+    saved = folder / "run" / "checkpoints" / f"step-{SAVED:08d}"
+    tensors = {**safetensors(saved / "model.safetensors"), **safetensors(saved / "optimizer.safetensors")}
+    wrong = []
+    for name, p in engine.module.named_parameters():
+        for kind in ("", ".exp_avg", ".exp_avg_sq"):
+            got = safe_get_full_optimizer_state(p, kind[1:]) if kind else safe_get_full_fp32_param(p)
+            if got is None or not torch.equal(got, of_transformers(tensors, name, kind)):
+                wrong.append(name + kind)
+    losses = [None] * SAVED
+    advance(engine, torch.distributed.get_rank(), batches[SAVED:], losses)
+    if torch.distributed.get_rank() == 0:
+        (folder / "continued.json").write_text(json.dumps({"losses": losses, "wrong": wrong}))
+
+
+def of_transformers(tensors, name, kind):
+    """A tensor of mula's checkpoint by its name in transformers 5."""
+    prefix, _, last = name.partition(".mlp.experts.")
+    parts = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}.get(last)
+    if parts is None:
+        return tensors[name + kind]
+    experts = []
+    while (expert := f"{prefix}.mlp.experts.{len(experts)}.") + f"{parts[0]}.weight" in tensors:
+        experts.append(torch.cat([tensors[f"{expert}{part}.weight{kind}"] for part in parts]))
+    return torch.stack(experts)
 
 
 def to_universal(folder):
@@ -130,7 +175,15 @@ def main():
         equal, text = compare_losses(args.mula, folder, json.loads((folder / "losses.json").read_text()))
         wrong = wrong or not equal
         print(f"{'equal' if equal else 'WRONG'}  {name}: {text}", flush=True)
-    sys.exit(wrong)
+        flags = ["--separate-experts"] if transformers.__version__ < "5" else []
+        ours = export_run(args.mula, folder, "deepspeed", flags=flags)
+        in_ranks(folder, RANKS, continued, folder / "back", stage, batches)
+        result = json.loads((folder / "back" / "continued.json").read_text())
+        equal, text = compare(ours, result["losses"])
+        wrong = wrong or not equal or result["wrong"]
+        print(f"{'WRONG' if not equal or result['wrong'] else 'equal'}  {name}, exported: {text}, "
+              f"values that differ: {result['wrong']}", flush=True)
+    sys.exit(bool(wrong))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ and the SHA-256 of each of its tensors under the names of Hugging Face.
 """
 
 import argparse, base64, contextlib, gzip, hashlib, json, os, pathlib
-import queue, struct, sys, tempfile, threading, types, warnings
+import queue, sys, tempfile, threading, types, warnings
 
 os.environ["OMP_NUM_THREADS"] = "1"
 warnings.filterwarnings("ignore")
@@ -61,7 +61,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 import training
 from continuation import (BATCH, BETAS, DECAY, EPS, LENGTH, RATE, SAVED, VOCABULARY, batches_of, compare_losses,
-                          import_run, in_ranks)
+                          import_run, in_ranks, safetensors)
 
 random.CudaRNGStatesTracker.fork = lambda self, *a: contextlib.nullcontext()
 moe_utils.te_general_gemm = None  # Transformer Engine's product of routers, which is not defined without it
@@ -192,17 +192,6 @@ def original(folder, config, settings, batches):
     losses += run.advance(batches[SAVED:])
     if torch.distributed.get_rank() == 0:
         (folder / "losses.json").write_text(json.dumps(losses))
-
-
-def safetensors(path):
-    """The tensors of a safetensors file of fp32."""
-    data = path.read_bytes()
-    (n,) = struct.unpack("<Q", data[:8])
-    return {
-        name: torch.frombuffer(bytearray(data[8 + n + t["data_offsets"][0] : 8 + n + t["data_offsets"][1]]),
-                               dtype=torch.float32).reshape(t["shape"])
-        for name, t in json.loads(data[8 : 8 + n]).items() if name != "__metadata__"
-    }
 
 
 def renamed(config, get):

@@ -339,3 +339,49 @@ func (s *Stored) Save(ctx context.Context, dir string, opts SaveOptions,
 		})
 	})
 }
+
+// A FusedTensor is a tensor of the model in transformers 5: the given tensors of [Config.Tensors],
+// one after another.
+type FusedTensor struct {
+	Name  string
+	Shape []int
+	Parts []int // numbers of the tensors
+}
+
+// Fused returns the tensors of the model in the memory of transformers 5. A layer's experts have
+// two tensors: gate and up of one expert after another, and down. The router of every family is
+// mlp.gate. Other tensors are as in [Config.Tensors].
+func (c Config) Fused() []FusedTensor {
+	tensors := c.Tensors()
+	number := make(map[string]int, len(tensors))
+	for i, t := range tensors {
+		number[t.Name] = i
+	}
+	gate := "." + c.family().blockNames().block + ".gate."
+	whole := map[int]FusedTensor{} // of the first part
+	inside := map[int]bool{}       // other parts
+	for l := range c.Layers {
+		for _, last := range []string{"gate_up_proj", "down_proj"} {
+			f := FusedTensor{Name: layerPrefix(l) + "mlp.experts." + last}
+			pieces, shape := c.unfuse(safetensors.Tensor{Name: f.Name})
+			if shape == nil || !c.HasExperts(l) {
+				continue
+			}
+			f.Shape = shape
+			for _, p := range pieces {
+				f.Parts = append(f.Parts, number[p.name])
+				inside[number[p.name]] = true
+			}
+			whole[f.Parts[0]] = f
+		}
+	}
+	var list []FusedTensor
+	for i, t := range tensors {
+		if f, ok := whole[i]; ok {
+			list = append(list, f)
+		} else if !inside[i] {
+			list = append(list, FusedTensor{strings.Replace(t.Name, gate, ".mlp.gate.", 1), t.Shape, []int{i}})
+		}
+	}
+	return list
+}

@@ -1,6 +1,6 @@
-// Package pickle reads Python's pickles of plain data: numbers, texts, bytes, lists, tuples, sets,
-// dicts, and objects of classes that the caller names. It runs no code of a pickle. A pickle with
-// any other global is refused, and the error names the global.
+// Package pickle reads and writes Python's pickles of plain data: numbers, texts, bytes, lists,
+// tuples, sets, dicts, and objects of classes that the caller names. Reading runs no code of a
+// pickle. A pickle with any other global is refused, and the error names the global.
 //
 // https://docs.python.org/3.14/library/pickletools.html defines the opcodes. The reader knows the
 // opcodes that protocols 2 to 5 write, without buffers outside the pickle.
@@ -58,6 +58,7 @@ type Global string
 type Object struct {
 	Class Global
 	Args  Tuple // of the call
+	New   bool  // the call is of the class's __new__, as for most objects
 	State Value // of __setstate__, or the attributes; nil for none
 	Items *List // appended to the object; nil for none
 	Pairs *Dict // set in the object; nil for none

@@ -398,6 +398,9 @@ func (r *reader) object(op byte) error {
 	if err != nil {
 		return err
 	}
+	if o, ok := v.(*Object); ok {
+		o.New = op == opNewObj
+	}
 	return r.push(v)
 }
 

@@ -24,8 +24,8 @@ func Decode(dst []float32, src []byte, d DType) {
 	}
 }
 
-// encode converts float32 to elements of type d, rounding to nearest, ties to even.
-func encode(dst []byte, src []float32, d DType) {
+// Encode converts float32 to elements of type d, rounding to nearest, ties to even.
+func Encode(dst []byte, src []float32, d DType) {
 	switch d {
 	case F32:
 		for i, v := range src {

@@ -33,7 +33,7 @@ func TestEvery16BitNumber(t *testing.T) {
 			var v [1]float32
 			Decode(v[:], src, format.d)
 			back := make([]byte, 2)
-			encode(back, v[:], format.d)
+			Encode(back, v[:], format.d)
 			got := uint16(back[0]) | uint16(back[1])<<8
 			magnitude := h &^ 0x8000
 			switch {
@@ -64,7 +64,7 @@ func TestRounding(t *testing.T) {
 	}{{F16, 5, 10, 0x7c00}, {BF16, 8, 7, 0x7f80}} {
 		code := func(v float32) uint16 {
 			var b [2]byte
-			encode(b[:], []float32{v}, format.d)
+			Encode(b[:], []float32{v}, format.d)
 			return uint16(b[0]) | uint16(b[1])<<8
 		}
 		for h := uint16(0); h < format.infinity-1; h++ {

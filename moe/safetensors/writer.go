@@ -107,7 +107,7 @@ func (w *Writer) Float32(name string, data []float32) error {
 			return fmt.Errorf("tensor %q: element %d is %g, beyond the range of %s; choose another element type", name,
 				w.done+int64(i), data[i], t.DType)
 		}
-		encode(w.buffer[:n*size], data[:n], t.DType)
+		Encode(w.buffer[:n*size], data[:n], t.DType)
 		if _, err := w.w.Write(w.buffer[:n*size]); err != nil {
 			return fmt.Errorf("writing tensor %q: %w", name, err)
 		}

@@ -1,6 +1,6 @@
-// Package torchfile reads the files of torch.save: a zip archive with a pickle, whose tensors refer
-// to other members of the archive. Tensors are read in chunks. The package runs no code of a
-// pickle; see [mula/internal/pickle].
+// Package torchfile reads and writes the files of torch.save: a zip archive with a pickle, whose
+// tensors refer to other members of the archive. Tensors are read and written in chunks. The
+// package runs no code of a pickle; see [mula/internal/pickle].
 //
 // The form is defined by torch/serialization.py and torch/_utils.py of PyTorch 2.15. The tar form
 // of torch 1.5 and older is not read.

@@ -1,8 +1,10 @@
-// Package foreign has the training states of other frameworks: weights, moments of AdamW, and
-// progress. Its sub-packages read the checkpoints of one framework each.
+// Package foreign has the training states that checkpoints of other frameworks have: weights,
+// moments of AdamW, and progress. Its sub-packages read and write the checkpoints of one framework
+// each.
 package foreign
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -27,6 +29,9 @@ const (
 // Moments are the kinds of values of AdamW's state under their names in files.
 var Moments = map[string]Kind{"exp_avg": ExpAvg, "exp_avg_sq": ExpAvgSq}
 
+// Names has the names of the kinds of values, which are names of files of DeepSpeed.
+var Names = [3]string{Weights: "fp32", ExpAvg: "exp_avg", ExpAvgSq: "exp_avg_sq"}
+
 // A Parameter is a tensor of weights, with the same tensor of moments.
 type Parameter struct {
 	Name  string // of Hugging Face
@@ -48,6 +53,41 @@ type State struct {
 
 	Parameters []Parameter
 	NoMoments  error // why moments cannot be read; nil: they can
+}
+
+// Elements returns the number of elements of the tensor.
+func (p Parameter) Elements() int64 {
+	n := int64(1)
+	for _, d := range p.Shape {
+		n *= int64(d)
+	}
+	return n
+}
+
+// chunkElements is the number of elements that Each reads at a time.
+const chunkElements = 1 << 18
+
+// Each reads n values of a kind from element first of a parameter on, and passes them to visit in
+// chunks, which are valid until visit returns. A value that is not finite is an error.
+func (s *State) Each(ctx context.Context, p Parameter, kind Kind, first, n int64, visit func([]float32) error) error {
+	buffer := make([]float32, min(n, chunkElements))
+	for n > 0 {
+		chunk := buffer[:min(n, chunkElements)]
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if err := p.Read(kind, chunk, first); err != nil {
+			return err
+		}
+		if err := moe.CheckFinite(s.Dir, p.Name+"."+Names[kind], first, chunk); err != nil {
+			return err
+		}
+		if err := visit(chunk); err != nil {
+			return err
+		}
+		first, n = first+int64(len(chunk)), n-int64(len(chunk))
+	}
+	return nil
 }
 
 // Settings describes settings of an optimizer, by their names in its groups of parameters.
@@ -128,3 +168,33 @@ func (r reader) Float32(dst []float32, name string, first int64) error {
 }
 
 func (r reader) Close() error { return nil }
+
+// Fused returns the state with the parameters that the model of configuration c has in transformers
+// 5, see [moe.Config.Fused]. s has the parameters of [moe.Config.Tensors].
+func (s *State) Fused(c moe.Config) *State {
+	fused := *s
+	fused.Parameters = nil
+	for _, t := range c.Fused() {
+		p := Parameter{Name: t.Name, Shape: t.Shape}
+		p.Read = func(kind Kind, dst []float32, first int64) error {
+			for _, i := range t.Parts {
+				part := s.Parameters[i]
+				if first >= part.Elements() {
+					first -= part.Elements()
+					continue
+				}
+				n := min(int64(len(dst)), part.Elements()-first)
+				if err := part.Read(kind, dst[:n], first); err != nil {
+					return err
+				}
+				dst, first = dst[n:], 0
+				if len(dst) == 0 {
+					break
+				}
+			}
+			return nil
+		}
+		fused.Parameters = append(fused.Parameters, p)
+	}
+	return &fused
+}

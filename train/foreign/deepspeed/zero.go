@@ -1,5 +1,5 @@
 // Package deepspeed reads the checkpoints of DeepSpeed: ZeRO of stages 1, 2 and 3, and universal
-// checkpoints.
+// checkpoints. It writes universal checkpoints.
 //
 // The forms are defined by deepspeed/runtime/engine.py, deepspeed/runtime/zero/stage_1_and_2.py,
 // stage3.py, and deepspeed/utils/zero_to_fp32.py of DeepSpeed 0.19.8.

@@ -9,19 +9,30 @@ import (
 	"testing"
 
 	"mula/internal/pickle"
+	"mula/moe/safetensors"
+	"mula/moe/torchfile"
 	"mula/train/foreign"
 )
 
 // vector returns a tensor of the given numbers.
-func vector(numbers ...float32) *tensor { return &tensor{[]int{len(numbers)}, numbers} }
-
-func dictOf(pairs ...any) *pickle.Dict {
-	d := &pickle.Dict{}
-	for i := 0; i < len(pairs); i += 2 {
-		d.Pairs = append(d.Pairs, pickle.Pair{Key: pairs[i], Value: pairs[i+1]})
-	}
-	return d
+func vector(numbers ...float32) *torchfile.Contents {
+	return &torchfile.Contents{DType: safetensors.F32, Shape: []int{len(numbers)},
+		Each: func(put func([]float32) error) error { return put(numbers) }}
 }
+
+// write writes a file of torch.save.
+func write(t *testing.T, path string, root pickle.Value) {
+	t.Helper()
+	err := os.MkdirAll(filepath.Dir(path), 0o755)
+	if err == nil {
+		err = torchfile.WriteFile(path, root)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+var dictOf = pickle.DictOf
 
 // set adds an entry to a dict. It counts, even if the dict has the key.
 func set(d *pickle.Dict, key string, value pickle.Value) {
@@ -97,7 +108,7 @@ func universal(t *testing.T, dir string) {
 			}
 			v := vector(x...)
 			if name == "a" {
-				v.shape = []int{2, 3}
+				v.Shape = []int{2, 3}
 			}
 			write(t, filepath.Join(dir, "zero", name, file+".pt"), dictOf("param", v, "cat_dim", int64(0)))
 		}
