@@ -173,7 +173,9 @@ func (m *Model) feedForward(ctx context.Context, l *layer, st *saved, number int
 	m.blockInput(m.ws.h, st.x1, m.norm2(l, st), false)
 	shared := m.sharedNetwork(l, st)
 	if l.hasShared() { // before the block, which may overwrite ws.h
-		m.scoreShared(l, st)
+		if err := m.scoreShared(ctx, l, st); err != nil {
+			return err
+		}
 		if err := shared.activate(ctx, m); err != nil {
 			return err
 		}
@@ -204,10 +206,15 @@ func (m *Model) feedForwardGrad(ctx context.Context, l *layer, st *saved, number
 		return err
 	}
 	if l.hasShared() {
+		if err := m.shareScores(ctx, l, st); err != nil {
+			return err
+		}
 		if err := m.sharedNetwork(l, st).grad(ctx, m, dy, accumulate); err != nil {
 			return err
 		}
-		m.scoreSharedGrad(l, st)
+		if err := m.scoreSharedGrad(ctx, l, st); err != nil {
+			return err
+		}
 	}
 	m.blockInputGrad(st.x1, m.norm2(l, st), l.norm2.g)
 	return nil

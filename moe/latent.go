@@ -333,7 +333,7 @@ func (m *Model) latentGrad(ctx context.Context, l *layer, st *saved, held bool) 
 		m.dev.MatMul(part.weight.g, part.dy.T(), h, m.toGradients)
 	}
 	if m.ws.shape.tensor > 1 {
-		return m.sumOfRanks(ctx, m.ws.dh, plain)
+		return m.sumOfRanks(ctx, m.ws.dh, m.ws.all.y, plain)
 	}
 	return nil
 }

@@ -1,6 +1,10 @@
 package moe
 
-import "mula/xpu"
+import (
+	"context"
+
+	"mula/xpu"
+)
 
 // Shared experts (https://arxiv.org/abs/2401.06066, section 3.2) process all tokens, without a
 // router. They are one network of width [Config.SharedSize], whose output is added to the output of
@@ -78,7 +82,11 @@ func (l *layer) hasShared() bool { return l.sharedGateUp.w.Present() }
 func (m *Model) sharedNetwork(l *layer, st *saved) network {
 	n := network{gateUp: l.sharedGateUp, down: l.sharedDown, products: st.shared, act: m.ws.sharedAct,
 		dact: m.ws.sharedDact}
-	if l.sharedGate.w.Present() {
+	switch all := m.ws.all; {
+	case !l.sharedGate.w.Present():
+	case all.scores.Present():
+		n.weight, n.dweight = all.scores, all.dscores
+	default:
 		n.weight, n.dweight = st.sharedScore.Flat(), m.ws.sharedGate.dscore
 	}
 	return n
@@ -124,31 +132,48 @@ func (m *Model) writeOrder() {
 func (m *Model) sharedRouting(st *saved) xpu.Routing {
 	w := &m.ws
 	t := w.shape.tokens()
-	return xpu.Routing{Probs: st.sharedScore, LSE: w.sharedGate.lse, Chosen: w.row0.Reshape(t, 1),
+	return xpu.Routing{Probs: st.sharedScore, LSE: w.sharedGate.lse, Chosen: w.row0.Rows(0, t).Reshape(t, 1),
 		Counts: w.sharedGate.counts, RowOf: w.order.Reshape(t, 1), RouterKind: xpu.RouterKind{Sigmoid: true}}
 }
 
-// scoreShared computes the scores of the tokens in ws.h, if the layer's shared experts have a gate.
-func (m *Model) scoreShared(l *layer, st *saved) {
+// scoreShared computes the scores of the tokens in ws.h, if the layer's shared experts have a gate,
+// and sets the weights of [Model.sharedNetwork].
+func (m *Model) scoreShared(ctx context.Context, l *layer, st *saved) error {
 	if !l.sharedGate.w.Present() {
-		return
+		return nil
 	}
 	w := &m.ws
 	m.dev.MatMul(w.sharedGate.logits, w.h, l.sharedGate.w.T(), xpu.MatMulOptions{})
 	m.dev.Route(m.sharedRouting(st), w.sharedGate.logits, false, &w.sharedGate.stats)
+	return m.shareScores(ctx, l, st)
+}
+
+// shareScores sets the weights of [Model.sharedNetwork] again, after passes of other layers.
+func (m *Model) shareScores(ctx context.Context, l *layer, st *saved) error {
+	if !l.sharedGate.w.Present() {
+		return nil
+	}
+	_, err := m.tokensOfAll(ctx, st.sharedScore.Flat(), m.ws.all.scores)
+	return err
 }
 
 // scoreSharedGrad adds the part of the gate to the gradient of ws.h in ws.dh, and to the gradient
-// of the gate's weights. The gradient of the scores is in the workspace.
-func (m *Model) scoreSharedGrad(l *layer, st *saved) {
+// of the gate's weights. [network.grad] has set the gradient of the scores.
+func (m *Model) scoreSharedGrad(ctx context.Context, l *layer, st *saved) error {
 	if !l.sharedGate.w.Present() {
-		return
+		return nil
 	}
 	w := &m.ws
+	if all := w.all.dscores; all.Present() {
+		if err := m.sumOfRanks(ctx, w.sharedGate.dscore, all, xpu.MatMulOptions{}); err != nil {
+			return err
+		}
+	}
 	r, gate := m.sharedRouting(st), &w.sharedGate
 	r.LSE = st.sharedScore.Flat() // the sum of the scores of one expert
 	m.dev.Zero(gate.slope)
 	m.dev.RouteGrad(r, gate.logits, gate.slope, gate.dscore, 0)
 	m.dev.MatMul(l.sharedGate.g, gate.logits.T(), w.h, m.toGradients)
 	m.dev.MatMul(w.dh, gate.logits, l.sharedGate.w, accumulate)
+	return nil
 }

@@ -17,7 +17,9 @@ import (
 // projection. It also has the j-th n-th of the width of a block: rows of gate and up, and columns
 // of down. In a latent attention, each rank has the projections to latents, and computes the
 // latents of the tokens of all ranks. Norms over all heads of a token need the sums of squares of
-// all ranks' heads, and in the backward pass sums of products: an all-reduce adds them.
+// all ranks' heads, and in the backward pass sums of products: an all-reduce adds them. Each rank
+// computes the scores of a gate of shared experts for its own tokens. An all-gather collects them,
+// and a reduce-scatter adds their gradients.
 //
 // The ranks also share each row of a batch, and outside of these products each rank computes only
 // its own tokens (https://arxiv.org/abs/2205.05198): embedding, norms, residual stream, router,
@@ -138,8 +140,6 @@ func (c Config) sliced(n int) Config {
 func (c Config) checkTensorRanks(n int) string {
 	switch {
 	case n == 1:
-	case c.family().shared.gated():
-		return fmt.Sprintf("but the shared expert of %s models has a gate; must be 1", c.Architecture)
 	case c.KVHeads%n != 0:
 		return fmt.Sprintf("which does not divide num_key_value_heads %d", c.KVHeads)
 	case !c.moe() && c.IntermediateSize%n != 0:
@@ -172,6 +172,11 @@ func (c Config) SlicedWeights(layer, n int) (all, largest int64) {
 // experts, or shared experts. Ranks of [comm.TP] share its matrices.
 func (c Config) HasNetwork(layer int) bool { return !c.HasExperts(layer) || c.SharedSize > 0 }
 
+// HasSharedGate reports whether a layer has shared experts with a gate.
+func (c Config) HasSharedGate(layer int) bool {
+	return c.HasExperts(layer) && c.SharedSize > 0 && c.family().shared.gated()
+}
+
 // allTokens are the operands of products over the tokens of all ranks of [comm.TP]; absent without
 // such ranks. T' = n·T.
 type allTokens struct {
@@ -180,6 +185,9 @@ type allTokens struct {
 	// [2, T'] sums over the columns of norms over all heads, of queries and of keys; absent without
 	// such norms
 	sums xpu.Tensor
+	// [T'] scores of the gate of shared experts, and this rank's part of their gradients; absent
+	// without a gate
+	scores, dscores xpu.Tensor
 }
 
 // cut allocates the buffers of a pass from a.
@@ -189,6 +197,12 @@ func (w *allTokens) cut(c Config, p passShape, a *arena) {
 		w.h, w.y = a.f32(p.blockTokens(), c.HiddenSize), a.f32(p.blockTokens(), c.HiddenSize)
 		if c.HasWideNorms() {
 			w.sums = a.f32(2, p.blockTokens())
+		}
+		if c.family().shared.gated() {
+			w.scores = a.f32(p.blockTokens())
+			if p.train {
+				w.dscores = a.f32(p.blockTokens())
+			}
 		}
 	}
 }
@@ -207,7 +221,7 @@ type collector struct {
 func (m *Model) ranked(all []float32) (ranked []float32, bounds []int) {
 	e, n := &m.collector, m.ws.shape.tensor
 	ranked, bounds = all, room(&e.bounds, n+1)
-	if m.ws.shape.rows != 1 {
+	if m.ws.shape.rows > 1 {
 		ranked = room(&e.ranked, len(all))
 	}
 	for r := range bounds {
@@ -239,11 +253,11 @@ func (m *Model) attentionInputs(ctx context.Context, held bool) (xpu.Tensor, err
 	return m.allInputs(ctx)
 }
 
-// eachRun calls visit for each run of tokens that is contiguous in both orders of all tokens:
-// row by row, and rank by rank.
-func (m *Model) eachRun(visit func(byRow, byRank, length int)) {
+// eachRun calls visit for each run of elements of all tokens that is contiguous in both orders: row
+// by row, and rank by rank.
+func (m *Model) eachRun(elements int, visit func(byRow, byRank, length int)) {
 	p := m.ws.shape
-	length := p.s * m.cfg.HiddenSize
+	length := elements / (p.rows * p.tensor)
 	for rank := range p.tensor {
 		for row := range p.rows {
 			visit((row*p.tensor+rank)*length, (rank*p.rows+row)*length, length)
@@ -272,8 +286,8 @@ func (m *Model) tokensOfAll(ctx context.Context, own, all xpu.Tensor) (xpu.Tenso
 		return all, fmt.Errorf("gathering tokens of the ranks that share matrices: %w", err)
 	}
 	found.Received = found.Received || !found.Made && !Finite(ranked)
-	if m.ws.shape.rows != 1 {
-		m.eachRun(func(byRow, byRank, length int) { copy(to[byRow:byRow+length], ranked[byRank:]) })
+	if m.ws.shape.rows > 1 {
+		m.eachRun(len(to), func(byRow, byRank, length int) { copy(to[byRow:byRow+length], ranked[byRank:]) })
 	}
 	xpu.SetNumbers(m.dev, all, to)
 	return all, nil
@@ -288,13 +302,13 @@ func (m *Model) blockProduct(ctx context.Context, out, a, b xpu.Tensor, opts xpu
 		return nil
 	}
 	m.dev.MatMul(m.ws.all.y, a, b, xpu.MatMulOptions{})
-	return m.sumOfRanks(ctx, out, opts)
+	return m.sumOfRanks(ctx, out, m.ws.all.y, opts)
 }
 
-// sumOfRanks sets out to the sum over the ranks of [comm.TP] of ws.all.y, for this rank's tokens,
-// or with opts.Accumulate adds it to out. It waits for the device.
-func (m *Model) sumOfRanks(ctx context.Context, out xpu.Tensor, opts xpu.MatMulOptions) error {
-	e, all := &m.collector, m.ws.all.y
+// sumOfRanks sets out to the sum over the ranks of [comm.TP] of all, for this rank's tokens, or
+// with opts.Accumulate adds it to out. It waits for the device and may overwrite all.
+func (m *Model) sumOfRanks(ctx context.Context, out, all xpu.Tensor, opts xpu.MatMulOptions) error {
+	e := &m.collector
 	from, err := xpu.Numbers(ctx, m.dev, all, &e.all)
 	if err != nil {
 		return fmt.Errorf("a pass over %d rows of %d tokens: %w", m.ws.shape.rows, m.ws.shape.s, err)
@@ -302,8 +316,8 @@ func (m *Model) sumOfRanks(ctx context.Context, out xpu.Tensor, opts xpu.MatMulO
 	found := &m.exchanger.found
 	found.Made = found.Made || !found.Received && !Finite(from)
 	ranked, bounds := m.ranked(from)
-	if m.ws.shape.rows != 1 {
-		m.eachRun(func(byRow, byRank, length int) { copy(ranked[byRank:byRank+length], from[byRow:]) })
+	if m.ws.shape.rows > 1 {
+		m.eachRun(len(from), func(byRow, byRank, length int) { copy(ranked[byRank:byRank+length], from[byRow:]) })
 	}
 	group := m.parallel.Mesh.Group(comm.TP)
 	if err := comm.ReduceScatter(ctx, group, ranked, bounds); err != nil {

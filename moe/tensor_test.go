@@ -83,6 +83,9 @@ func TestTensorEqualsWhole(t *testing.T) {
 		{name: "deepseek_v3", expertDP: 1, ep: 2, tp: 2, cp: 1, rows: 2, s: 6},
 		{name: "plain queries", expertDP: 2, ep: 1, tp: 2, cp: 2, rows: 2, s: 8, documents: []int{5, 1, 3},
 			recompute: RecomputeExperts},
+		{name: "dense layer", expertDP: 1, ep: 2, tp: 2, cp: 1, rows: 2, s: 6},
+		{name: "dense layer", expertDP: 2, ep: 1, tp: 2, cp: 1, rows: 1, s: 8, documents: []int{5, 1, 3},
+			recompute: RecomputeLayers},
 		{name: "dense layers", expertDP: 1, ep: 2, tp: 2, cp: 1, rows: 2, s: 6, recompute: RecomputeExperts},
 		{name: "nano", expertDP: 1, ep: 2, tp: 2, cp: 1, rows: 2, s: 6},
 		{name: "gqa", expertDP: 2, ep: 1, tp: 2, cp: 1, rows: 2, s: 8, documents: []int{5, 1, 3}},
@@ -282,7 +285,7 @@ func TestTensorMisfits(t *testing.T) {
 		{"nano", func(*Config) {}, ""},
 		{"qwen3_moe", func(c *Config) { c.DenseLayers, c.DenseSize = "1", 7 },
 			"does not divide dense_intermediate_size 7"},
-		{"dense layer", func(*Config) {}, "shared expert of qwen2_moe models has a gate"},
+		{"dense layer", func(*Config) {}, ""},
 		{"deepseek_v3", func(c *Config) { c.SharedSize = 33 }, "does not divide shared_expert_intermediate_size 33"},
 		{"llama", func(c *Config) { c.KVHeads = 1 }, "does not divide num_key_value_heads 1"},
 	} {

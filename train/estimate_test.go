@@ -304,6 +304,7 @@ func TestTensorMemory(t *testing.T) {
 		{tensorLatents, LayoutConfig{DP: 2, EP: 1, TP: 2, CP: 2}},
 		{tensorWide, LayoutConfig{DP: 1, EP: 2, TP: 2}}, {tensorWide, LayoutConfig{DP: 2, EP: 1, TP: 2, CP: 2}},
 		{tensorWide, LayoutConfig{DP: 1, EP: 1, TP: 4, PP: 2}},
+		{tensorGate, LayoutConfig{DP: 1, EP: 2, TP: 2}}, {tensorGate, LayoutConfig{DP: 2, EP: 1, TP: 2, PP: 2}},
 	} {
 		model, l := test.model, test.LayoutConfig
 		for j, recompute := range moe.Recomputes() {

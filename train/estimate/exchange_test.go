@@ -366,12 +366,15 @@ func TestTensorTrafficIsCounted(t *testing.T) {
 	deepSeek.RopeInterleave, deepSeek.Groups, deepSeek.TopGroups, deepSeek.RoutingScale = true, 4, 2, 2.5
 	deepSeek.SharedSize, deepSeek.DenseLayers, deepSeek.DenseSize = 2*deepSeek.IntermediateSize, "0", 40
 	deepSeek.RouterAuxLossCoef = 0
+	gate := experts
+	gate.Architecture, gate.SharedSize = moe.Qwen2MoE, 64
 	latents := deepSeek
 	latents.QueryRank = 16
 	for _, test := range []struct {
 		c  moe.Config
 		tp int
-	}{{experts, 2}, {dense, 2}, {dense, 4}, {deepSeek, 2}, {latents, 2}, {wide, 4}} {
+	}{{experts, 2}, {dense, 2}, {dense, 4}, {deepSeek, 2}, {latents, 2}, {wide, 4},
+		{gate, 2}} {
 		for _, recompute := range []moe.Recompute{moe.RecomputeNone, moe.RecomputeExperts, moe.RecomputeLayers} {
 			l := Layout{Shape: shape(1, 1, 1).With(comm.TP, test.tp), Optimizer: EPSO, Dispatch: moe.AllToAll,
 				BatchSize: rows * micro, MicroBatchSize: rows, SequenceLength: length, Recompute: recompute}

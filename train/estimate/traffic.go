@@ -192,22 +192,26 @@ func sequenceTraffic(c moe.Config, s Stage, l Layout, t Trainer) []Exchange {
 // gather the gradients of their outputs, and their inputs again, if another block has gathered
 // since. Recomputation of a layer repeats the attention of the forward pass. Norms over all heads
 // add two numbers of 4 bytes for each token of all ranks, in the forward and in the backward pass.
-// For other trainers it returns nil.
+// The scores of a gate of shared experts are gathered in both passes, and their gradients are
+// added. For other trainers it returns nil.
 func tensorTraffic(c moe.Config, i int, l Layout, t Trainer) []Exchange {
 	n := int64(l.Size(comm.TP))
 	if n == 1 || !t.Own {
 		return nil
 	}
-	micro, numbers := int64(l.MicroBatches()), c.StageLayers(i, l.Size(comm.PP), l.VirtualStages)
-	var gathers, sums, norms int64
-	for k, layer := range numbers {
+	micro, layers := int64(l.MicroBatches()), c.StageLayers(i, l.Size(comm.PP), l.VirtualStages)
+	var gathers, sums, norms, gates int64
+	for k, layer := range layers {
 		again := int64(1)
-		if l.keepsLast(micro) && k == len(numbers)-1 {
+		if l.keepsLast(micro) && k == len(layers)-1 {
 			again = 0
 		}
 		gathers, sums, norms = gathers+2+again, sums+2, norms+2
 		if c.HasNetwork(layer) {
 			gathers, sums = gathers+3, sums+2
+		}
+		if c.HasSharedGate(layer) {
+			gates++
 		}
 		if l.Recompute == moe.RecomputeLayers {
 			sums, norms = sums+again, norms+again
@@ -217,9 +221,11 @@ func tensorTraffic(c moe.Config, i int, l Layout, t Trainer) []Exchange {
 		}
 	}
 	// of all ranks in one exchange in each micro-batch: each has l.tokens
-	total := n * l.tokens() * int64(c.HiddenSize) * int64(t.Activations) * (n - 1)
-	out := []Exchange{exchange(ForTensor, comm.OpAllGather, comm.TP, int(n), int(micro*gathers), gathers*total),
-		exchange(ForTensor, comm.OpReduceScatter, comm.TP, int(n), int(micro*sums), sums*total)}
+	scores := n * l.tokens() * int64(t.Activations) * (n - 1)
+	hidden := scores * int64(c.HiddenSize)
+	out := []Exchange{exchange(ForTensor, comm.OpAllGather, comm.TP, int(n), int(micro*(gathers+2*gates)),
+		gathers*hidden+2*gates*scores),
+		exchange(ForTensor, comm.OpReduceScatter, comm.TP, int(n), int(micro*(sums+gates)), sums*hidden+gates*scores)}
 	if c.HasWideNorms() {
 		out = append(out, exchange(ForTensor, comm.OpAllReduce, comm.TP, int(n), int(micro*norms),
 			2*norms*2*4*n*l.tokens()*(n-1)))
