@@ -414,6 +414,9 @@ func (e *estimateReport) write(w io.Writer) {
 	if l.Background {
 		size("memory: checkpoint", func(r *estimate.Result) float64 { return float64(r.Memory.Checkpoint) })
 	}
+	if l.SnapshotCopies > 0 {
+		size("memory: snapshots", func(r *estimate.Result) float64 { return float64(r.Memory.Snapshots) })
+	}
 	size("memory: total", func(r *estimate.Result) float64 { return float64(r.Memory.Total()) })
 	add("weights updated per step", func(r *estimate.Result) string { return quantity.Tokens(int64(r.Stepped + 0.5)) })
 	add("work per step, TFLOP", func(r *estimate.Result) string { return fmt.Sprintf("%.4g", r.FLOPs/1e12) })
@@ -428,6 +431,11 @@ func (e *estimateReport) write(w io.Writer) {
 		size("sent per step: "+string(p), func(r *estimate.Result) float64 { return r.Sent(p) })
 	}
 	size("sent per step: total", func(r *estimate.Result) float64 { return r.Sent() })
+	if l.SnapshotCopies > 1 {
+		size("sent per snapshot, at most", func(r *estimate.Result) float64 {
+			return float64(r.Memory.Snapshots) / float64(2*l.SnapshotCopies)
+		})
+	}
 	size("received per step: votes", func(r *estimate.Result) float64 { return float64(r.Received) })
 	for _, part := range estimate.Parts() {
 		if !exchanges(l, part.Name) {

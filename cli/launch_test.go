@@ -64,6 +64,7 @@ func TestLaunch(t *testing.T) {
 		})
 	}
 	t.Run("ranks", func(t *testing.T) { launchRanks(t, dir, whole[fourRanks]) })
+	t.Run("snapshots", func(t *testing.T) { launchSnapshots(t, dir, whole[fourRanks]) })
 }
 
 // A launched run is a `mula launch` in the background.

@@ -58,8 +58,8 @@ func shrinkCluster(t *testing.T, references [2]clusterReference, seed uint64, pl
 
 // describeCluster describes a schedule.
 func describeCluster(seed uint64, settings clusterSettings, events []clusterEvent) string {
-	text := fmt.Sprintf("seed %d: background checkpoints %t, shared experts %t, attributes stale for up to %s\n", seed,
-		settings.Background, settings.Split, settings.Stale)
+	text := fmt.Sprintf("seed %d: background checkpoints %t, snapshots %t, shared experts %t, attributes stale for up "+
+		"to %s\n", seed, settings.Background, settings.Snapshots, settings.Split, settings.Stale)
 	for _, e := range events {
 		text += e.String() + "\n"
 	}

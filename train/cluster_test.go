@@ -111,14 +111,16 @@ func (p clusterPlant) String() string {
 // clusterSettings are drawn from the seed.
 type clusterSettings struct {
 	Background, Split bool // checkpoints in the background; experts that ranks share
+	Snapshots         bool // in the memory of the hosts, after every step
 	Stale             time.Duration
 }
 
 // clusterSchedule draws the settings and the events of a seed.
 func clusterSchedule(seed uint64) (clusterSettings, []clusterEvent) {
 	random := rand.New(rand.NewPCG(seed, 1))
-	settings := clusterSettings{random.IntN(2) == 0, random.IntN(2) == 0,
-		[]time.Duration{0, 3 * time.Second, 30 * time.Second}[random.IntN(3)]}
+	settings := clusterSettings{Background: random.IntN(2) == 0, Split: random.IntN(2) == 0,
+		Stale: []time.Duration{0, 3 * time.Second, 30 * time.Second}[random.IntN(3)]}
+	settings.Snapshots = rand.New(rand.NewPCG(seed, 2)).IntN(2) == 0
 	events := make([]clusterEvent, 1+random.IntN(5))
 	for i := range events {
 		e := clusterEvent{At: time.Duration(random.Int64N(int64(12 * time.Second))),
@@ -239,6 +241,7 @@ type cluster struct {
 // A clusterHost is a machine.
 type clusterHost struct {
 	*sharedfs.Host
+	memory                          *sharedfs.Server // a file system that the host loses without power
 	downUntil, failUntil, slowUntil time.Time
 	nan                             bool // from now on
 	wrong                           bool // it has computed wrong values
@@ -250,6 +253,7 @@ type clusterProcess struct {
 	rank      int
 	host      *clusterHost
 	files     filesystem.FS
+	memory    filesystem.FS
 	random    *rand.Rand
 	stop      chan struct{} // closed by SIGTERM or the launcher
 	evicted   bool
@@ -275,7 +279,8 @@ func simulateCluster(ctx context.Context, references [2]clusterReference, seed u
 	}
 	c.server.Stale = settings.Stale
 	for i := range clusterHosts {
-		c.hosts = append(c.hosts, &clusterHost{Host: c.server.Host(fmt.Sprint("host-", i))})
+		c.hosts = append(c.hosts, &clusterHost{Host: c.server.Host(fmt.Sprint("host-", i)),
+			memory: sharedfs.New(seed)})
 	}
 	c.late = &lateWrites{}
 	ctx, cancel := context.WithTimeout(ctx, clusterLimit)
@@ -460,6 +465,7 @@ func (c *cluster) happen(e clusterEvent) {
 		}
 		if e.Fault == loseHost {
 			h.Crash()
+			h.memory = sharedfs.New(c.seed)
 		}
 	}
 }
@@ -545,6 +551,19 @@ func (p *clusterProcess) before(op faultfs.Op, path string) error {
 	return nil
 }
 
+// beforeMemory precedes each operation of the process on the file system in its host's memory.
+func (p *clusterProcess) beforeMemory(op faultfs.Op, _ string) error {
+	if err := p.wait(time.Duration(1+p.rank) * time.Microsecond); err != nil {
+		return err
+	}
+	p.c.mu.Lock()
+	defer p.c.mu.Unlock()
+	if !op.Reads() && time.Now().Before(p.host.failUntil) {
+		return syscall.ENOSPC
+	}
+	return nil
+}
+
 // A clusterStarter is a [launch.Starter].
 type clusterStarter struct{ c *cluster }
 
@@ -568,6 +587,7 @@ func (s clusterStarter) Start(ctx context.Context, r launch.Ranks) (launch.Job, 
 		var rankCtx context.Context
 		rankCtx, p.cancel = context.WithCancel(context.Background())
 		p.files = c.planted(p.host.Process(p.before))
+		p.memory = p.host.memory.Host(name).Process(p.beforeMemory)
 		c.processes[rank] = p
 		job.processes = append(job.processes, p)
 		down := time.Now().Before(p.host.downUntil)
@@ -604,7 +624,11 @@ func (p *clusterProcess) run(ctx context.Context, world *simulated.World, hosts 
 	config.Output = clusterOutput
 	config.Checkpoint.Every, config.Checkpoint.Keep = new(int64(2)), 2
 	config.Checkpoint.Background = c.settings.Background
-	options := Options{World: group, ranksHere: clusterRanks, hosts: hosts, files: p.files, Stop: p.stop,
+	if c.settings.Snapshots {
+		config.Checkpoint.Every, config.Checkpoint.SnapshotEvery = new(int64(4)), 1
+	}
+	options := Options{World: group, ranksHere: clusterRanks, hosts: hosts, files: p.files, memory: p.memory,
+		Stop:       p.stop,
 		Terminated: func() bool { c.mu.Lock(); defer c.mu.Unlock(); return p.evicted },
 		newDevice: func(_, threads int, precision xpu.Precision) (xpu.Device, error) {
 			return clusterDevice{cpu.New(threads, precision), p}, nil
@@ -682,6 +706,11 @@ func (p *clusterProcess) atStep(r *run) {
 				break
 			}
 		}
+	}
+	if name := r.history.resumed; name == fmt.Sprintf("snapshot-%08d", r.state.Step) &&
+		r.state.Weights != c.reference.weights[r.state.Step] {
+		c.problems = append(c.problems, fmt.Sprintf("%s has weights %.16s, and the unbroken run has %.16s", name,
+			r.state.Weights, c.reference.weights[r.state.Step]))
 	}
 	if c.plant != oldWeights {
 		return

@@ -285,6 +285,12 @@ type CheckpointConfig struct {
 	// URL of a folder in an object store, to which every checkpoint is copied; default "": none
 	Copies     string `yaml:"copies" url:"ok"`
 	KeepCopies int    `yaml:"keep_copies"` // number of complete copies to keep; 0 = all; default 3
+	// in steps; 0 = never; default: the ranks write what a checkpoint has to the memory of their
+	// hosts, so that a restart loses fewer steps
+	SnapshotEvery int64 `yaml:"snapshot_every"`
+	// absolute path of a folder of each host for snapshots, on a file system in memory; default "":
+	// /dev/shm
+	SnapshotDir string `yaml:"snapshot_dir"`
 }
 
 // EvaluateConfig sets the times at which the validation loss is computed.
@@ -569,6 +575,8 @@ func (c Config) Validate() error {
 		within("checkpoint.writers", float64(c.Checkpoint.Writers), 0, 1<<20),
 		checkCopies(c.Checkpoint.Copies),
 		within("checkpoint.keep_copies", float64(c.Checkpoint.KeepCopies), 0, 1<<20),
+		within("checkpoint.snapshot_every", float64(c.Checkpoint.SnapshotEvery), 0, maxSteps),
+		checkSnapshotDir(c.Checkpoint.SnapshotDir),
 		optional("evaluate.every", c.Evaluate.Every),
 		within("evaluate.samples", float64(c.Evaluate.Samples), 1, 1<<30),
 		oneOf("spikes.action", c.Spikes.Action, string(spikes.None), string(spikes.Skip), string(spikes.RollBack)),

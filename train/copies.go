@@ -209,10 +209,10 @@ func (c *copies) close() {
 	}
 }
 
-// newest returns the checkpoint to resume from: the newest one of the run that is not refused, or
-// nil. If the object store has a newer one, it is fetched first. Damaged checkpoints are refused.
-// The files of the result that the run will load are not yet verified.
-func (r *run) newest(ctx context.Context) (*checkpoint.Checkpoint, error) {
+// newestSaved returns the newest checkpoint of the run that is not refused, or nil. If the object
+// store has a newer one, it is fetched first. Damaged checkpoints are refused. The files of the
+// result that the run will load are not yet verified.
+func (r *run) newestSaved(ctx context.Context) (*checkpoint.Checkpoint, error) {
 	saved, err := r.newestLocal(ctx)
 	if r.config.Checkpoint.Copies == "" || ctx.Err() != nil {
 		return saved, err
@@ -236,8 +236,8 @@ func (r *run) newest(ctx context.Context) (*checkpoint.Checkpoint, error) {
 	return r.newestLocal(ctx)
 }
 
-// newestLocal is newest without the object store. It verifies all files of a checkpoint that the
-// run will not load.
+// newestLocal is newestSaved without the object store. It verifies all files of a checkpoint that
+// the run will not load.
 func (r *run) newestLocal(ctx context.Context) (*checkpoint.Checkpoint, error) {
 	world, dir := r.ranks.World(), r.dir.Join(checkpoint.DirName)
 	saved, refused, err := checkpoint.Candidate(ctx, world, r.options.files, dir, r.history.refused)

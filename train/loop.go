@@ -93,6 +93,7 @@ type Options struct {
 	ended     func(r *group.Group)            // called after the last step
 	hosts     *comm.Hosts                     // of all ranks, instead of this machine
 	files     filesystem.FS                   // of the run directory; nil: the machine's
+	memory    filesystem.FS                   // of snapshots; nil: the machine's
 	heartbeat string                          // instead of [record.HeartbeatVariable]
 }
 
@@ -183,6 +184,7 @@ func Run(ctx context.Context, config Config, options Options) (result Result, er
 		return Result{}, nil
 	}
 	if saved != nil && saved.State.Step >= r.config.Steps {
+		r.removeSnapshots()
 		return r.result(saved.Dir), r.copyFinished(ctx, saved)
 	}
 	if err := r.prepare(ctx, saved); err != nil {
@@ -192,6 +194,7 @@ func Run(ctx context.Context, config Config, options Options) (result Result, er
 		r.recordFailures(err)
 		return Result{}, err
 	}
+	r.removeSnapshots()
 	if r.history.copies != nil {
 		err = r.history.copies.wait(ctx)
 	}
@@ -241,7 +244,8 @@ type history struct {
 	resumed    string                  // name of the checkpoint that the run resumed from
 	saved      int64                   // step of the newest loaded or saved checkpoint; -1 for none
 	copies     *copies                 // of checkpoints in an object store; nil without, and on other ranks than 0
-	refused    []checkpoint.Refused    // damaged checkpoints newer than saved
+	snapshots  *checkpoint.Snapshots   // nil without
+	refused    []checkpoint.Refused    // damaged checkpoints and snapshots newer than saved
 	terminated bool                    // only SIGTERMs to ranks stopped the run
 	slow       map[int]bool            // ranks that are slow, and that a warning has named
 	heartbeat  *record.HeartbeatWriter // nil without a file for heartbeats
@@ -320,6 +324,9 @@ func (r *run) begin(ctx context.Context) (*checkpoint.Checkpoint, error) {
 	}
 	r.schedule = r.config.Schedule.Schedule()
 	if err := r.sameRun(ctx); err != nil {
+		return nil, err
+	}
+	if err := r.openSnapshots(ctx); err != nil {
 		return nil, err
 	}
 	saved, err := r.newest(ctx)
@@ -408,6 +415,10 @@ func (r *run) refuse(refused ...checkpoint.Refused) {
 	for _, c := range refused {
 		if !slices.Contains(r.history.refused, c) {
 			r.history.refused = append(r.history.refused, c)
+			if checkpoint.IsSnapshotName(c.Checkpoint) {
+				r.warn("%s cannot be used; using an older state: %s", c.Checkpoint, c.Error)
+				continue
+			}
 			r.warn("checkpoint %s is damaged; using an older one: %s", c.Checkpoint, c.Error)
 		}
 	}
@@ -952,17 +963,11 @@ func curvatureSeed(seed uint64, step int64) uint64 {
 func (r *run) save(ctx context.Context, background bool) (string, error) {
 	defer r.clock.begin(r.clock.begin(saving))
 	r.history.heartbeat.Beat(record.SectionCheckpoint, r.state.Step)
-	if err := r.checkReplicas(ctx, true); err != nil {
+	if err := r.checkState(ctx); err != nil {
 		return "", err
 	}
-	err := r.batch.trained.Compare(ctx, r.data)
-	for _, o := range r.observers {
-		err = errors.Join(err, o.saving())
-	}
-	if err := collective.Agree(ctx, r.ranks.World(), err); err != nil {
-		return "", err
-	}
-	if err := r.optimizer.Average(ctx, true); err != nil {
+	err := r.optimizer.Average(ctx, true)
+	if err != nil {
 		return "", err
 	}
 	defer r.optimizer.Average(ctx, false)
@@ -981,6 +986,19 @@ func (r *run) save(ctx context.Context, background bool) (string, error) {
 		return "", err
 	}
 	return r.saved(ctx, r.state), nil
+}
+
+// checkState verifies what the state of the run was computed from, before it is saved: the weights
+// of replicas, and samples since the last time, which it reads again. It syncs the records.
+func (r *run) checkState(ctx context.Context) error {
+	if err := r.checkReplicas(ctx, true); err != nil {
+		return err
+	}
+	err := r.batch.trained.Compare(ctx, r.data)
+	for _, o := range r.observers {
+		err = errors.Join(err, o.saving())
+	}
+	return collective.Agree(ctx, r.ranks.World(), err)
 }
 
 // notSaved returns nil and warns if a checkpoint could not be written in the background: the run
@@ -1040,6 +1058,11 @@ func (r *run) saved(ctx context.Context, saved checkpoint.State) string {
 		r.state.Weights = saved.Weights
 	}
 	r.accept(saved.Step)
+	if s := r.history.snapshots; s != nil {
+		if err := s.RemoveUntil(saved.Step); err != nil {
+			r.warn("old snapshots could not be removed: %v", err)
+		}
+	}
 	if r.leads() {
 		keep := checkpoint.Kept{Newest: r.config.Checkpoint.Keep, BackTo: r.backTo(),
 			ModelEvery: r.config.Checkpoint.KeepEvery}

@@ -150,12 +150,12 @@ func stopAfter(step int64) Options {
 }
 
 // metricsOf returns the lines of metrics.jsonl without the fields about time and without the lines
-// about resuming, which are the only things in which a resumed run may differ.
+// about resuming and about snapshots, which are the only things in which a resumed run may differ.
 func metricsOf(t testing.TB, output string) []map[string]any {
 	t.Helper()
 	var lines []map[string]any
 	for _, line := range readLines(t, filepath.Join(output, rundir.MetricsFile)) {
-		if line["resumed"] != nil {
+		if line["resumed"] != nil || line["snapshot"] != nil {
 			continue
 		}
 		for _, name := range []string{"seconds", "tokens_per_second", "mfu", "time", "rank_seconds", "slow_ranks",

@@ -35,10 +35,15 @@ func (passive) close()                                      {}
 
 // observe creates the observers of this rank.
 func (r *run) observe(ctx context.Context) error {
+	var lines *records
 	if r.leads() {
-		r.observers = append(r.observers, &records{run: r})
+		lines = &records{run: r}
+		r.observers = append(r.observers, lines)
 	}
 	r.observers = append(r.observers, &validation{run: r}, &saves{run: r})
+	if r.history.snapshots != nil {
+		r.observers = append(r.observers, &snapshots{run: r, records: lines})
+	}
 	if r.leads() {
 		var err error
 		if r.history.copies, err = newCopies(r); err != nil {

@@ -41,6 +41,7 @@ type metricsLine struct {
 	Eval     *record.Evaluation `json:"eval,omitempty"`
 	Resumed  *resumeRecord      `json:"resumed,omitempty"`
 	Rollback *spikes.Rollback   `json:"rollback,omitempty"` // before the first step whose data it skips
+	Snapshot *record.Snapshot   `json:"snapshot,omitempty"`
 }
 
 // records writes metrics.jsonl, fingerprints.jsonl, skips.yaml and the event files of TensorBoard.

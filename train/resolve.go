@@ -175,8 +175,8 @@ func relativePath(dir, path string) (string, error) {
 // schedule.decay_steps is compared instead: a longer run continues with the same schedule.
 var free = []string{"plan", "output", "tokenizer", "initialize_from", "model.preset", "steps", "threads", "recompute",
 	"device", "checkpoint.every", "checkpoint.keep", "checkpoint.keep_every", "checkpoint.writers",
-	"checkpoint.background", "checkpoint.copies",
-	"checkpoint.keep_copies", "evaluate.every", "evaluate.samples", "spikes.max_skips",
+	"checkpoint.background", "checkpoint.copies", "checkpoint.keep_copies", "checkpoint.snapshot_every",
+	"checkpoint.snapshot_dir", "evaluate.every", "evaluate.samples", "spikes.max_skips",
 	"spikes.max_rollbacks", "log.update_ratio_every", "log.expert_counts_every",
 	"log.slow_factor", "log.slow_steps", "metrics_listen", "plan_change", "verify", "reverify_seconds",
 	// These determine where something is computed, and the order of sums. They change at most the

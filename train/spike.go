@@ -56,6 +56,9 @@ func (r *run) rollBack(ctx context.Context, spike *spikes.Spike) error {
 		return r.endOfSpikes(spike, fmt.Sprintf("spikes.max_rollbacks (%d) rollbacks were made",
 			c.MaxRollbacks))
 	}
+	if err := r.renameSnapshots(ctx); err != nil {
+		return err
+	}
 	first := max(r.state.Step+1-c.LeaveOut, s.PlanFrom)
 	back := spikes.Rollback{Step: r.state.Step, Spike: *spike, LeftOut: blend.Range{From: r.positions(first).From,
 		To: r.positions(r.state.Step).To}}

@@ -162,7 +162,9 @@ func (r *run) resumeFrom(saved *checkpoint.Checkpoint) error {
 		r.state = r.newState()
 		return nil
 	}
-	r.state, r.history.saved = saved.State, saved.State.Step
+	if r.state = saved.State; !saved.IsSnapshot() {
+		r.history.saved = saved.State.Step
+	}
 	if r.state.Spikes == nil {
 		r.state.Spikes = spikes.NewState(r.config.Spikes)
 	}

@@ -58,6 +58,9 @@ func (s Summary) fits(machine int64, ranks int) error {
 	if m.Checkpoint > 0 {
 		needs += fmt.Sprintf(", checkpoint in the background %.4g", float64(m.Checkpoint)/gb)
 	}
+	if m.Snapshots > 0 {
+		needs += fmt.Sprintf(", snapshots %.4g", float64(m.Snapshots)/gb)
+	}
 	needs += fmt.Sprintf("), but this machine has %.4g GB", float64(machine)/gb)
 	if ranks > 1 {
 		return fmt.Errorf("each rank needs %s for %d ranks: %s; otherwise run fewer ranks per machine, or raise "+
@@ -201,6 +204,10 @@ func (c Config) estimateTrainer() estimate.Trainer {
 
 // estimateLayout returns the layout of a resolved configuration for samples of that length.
 func (c Config) estimateLayout(sequenceLength int) estimate.Layout {
+	copies := 0
+	if c.Checkpoint.SnapshotEvery > 0 {
+		copies = min(2, c.Layout.Ranks()) // several ranks may be on several hosts
+	}
 	return estimate.Layout{
 		Shape:     c.Layout.shape(),
 		Optimizer: c.Layout.Optimizer, Dispatch: c.Layout.Dispatch, SumReplicas: c.Layout.SumReplicas,
@@ -208,7 +215,7 @@ func (c Config) estimateLayout(sequenceLength int) estimate.Layout {
 		ReduceNorm: c.Layout.Norm == reduceNorms,
 		BatchSize:  c.BatchSize, MicroBatchSize: c.MicroBatchSize, SequenceLength: sequenceLength,
 		Recompute: c.Recompute, Activations: c.activations(), Documents: c.Attention == samples.DocumentAttention,
-		Background: c.Checkpoint.Background,
+		Background: c.Checkpoint.Background, SnapshotCopies: copies,
 	}
 }
 

@@ -146,6 +146,7 @@ type Checkpoint struct {
 
 	fsys     filesystem.FS // of Dir
 	manifest manifest
+	snapshot *snapshotSource // nil for a checkpoint
 }
 
 // Refused is a checkpoint that could not be used, and the reason.

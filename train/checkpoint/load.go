@@ -125,7 +125,9 @@ type piece struct {
 func (p piece) bytes() int { return pieceHeader + 4*len(p.values) }
 
 func (l *loader) load(ctx context.Context) error {
-	if err := fromFirst(ctx, l.world, &l.index, l.readIndexes); err != nil {
+	if s := l.from.snapshot; s != nil {
+		l.index = s.index
+	} else if err := fromFirst(ctx, l.world, &l.index, l.readIndexes); err != nil {
 		return judged(err)
 	}
 	wanted, err := l.prepare()
@@ -216,7 +218,11 @@ func (l *loader) prepare() (wanted [][]int64, err error) {
 			if !listed {
 				return nil, fmt.Errorf("%s: %q is in an index, but not in %s", l.from.Dir, name, manifestFile)
 			}
-			if reader := readerOf(i, len(names), l.world.Size()); reader != l.world.Rank() {
+			reader := readerOf(i, len(names), l.world.Size())
+			if s := l.from.snapshot; s != nil {
+				reader = s.readers[name]
+			}
+			if reader != l.world.Rank() {
 				wanted[reader] = l.appendWanted(wanted[reader], name)
 			} else {
 				l.files, bytes = append(l.files, name), bytes+info.Bytes
@@ -460,13 +466,17 @@ func (l *loader) readEntry() error {
 // end closes the open file, if there is one, and compares its hash. failed is an error of this
 // rank; a wrong hash explains it.
 func (l *loader) end(ctx context.Context, failed error) error {
+	rank := l.world.Rank()
+	if l.from.snapshot != nil {
+		rank = 0 // no other rank sees the file
+	}
 	if l.file == nil {
-		return fileError(l.world.Rank(), failed)
+		return fileError(rank, failed)
 	}
 	f := l.file
 	defer l.close()
 	if err := f.finish(ctx); err != nil {
-		return fileError(l.world.Rank(), err)
+		return fileError(rank, err)
 	}
 	if err := f.compare(); err != nil {
 		return err

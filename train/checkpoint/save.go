@@ -246,6 +246,8 @@ type writer struct {
 	dir, temp string
 	out       atomicfile.Files // writes the files
 
+	indexAlways bool // the state has an index also if one rank writes the state; for snapshots
+
 	weights []safetensors.Tensor       // tensors that this rank writes
 	content []heldTensor               // values of weights
 	ranges  []tensorRange              // ranges of the optimizer's state that this rank writes
@@ -415,7 +417,7 @@ func (c *writer) decide(all []contribution) ([]assignment, error) {
 	if err := c.check(ranges); err != nil {
 		return nil, fmt.Errorf("gathering the optimizer's state: %w", err)
 	}
-	if several {
+	if several || c.indexAlways {
 		c.state = &stateIndex{c.metadata, map[string]string{}}
 		for _, r := range ranges {
 			c.state.WeightMap[c.rangeName(r.tensorRange)] = r.file

@@ -52,7 +52,11 @@ type Layout struct {
 	LogitsTokens int `json:"-"`
 
 	Background bool `json:"-"` // checkpoint.background
-	Sources    int  `json:"-"` // of the plan; 0 means 1
+	// files of a snapshot that a host has for each of its ranks: 0 without snapshots, 1 on a single
+	// host, 2 with copies of another host's files
+	SnapshotCopies int `json:"-"`
+
+	Sources int `json:"-"` // of the plan; 0 means 1
 
 	perHost int // ranks of a host, if exchanges have two levels; 0: one host
 }

@@ -18,13 +18,15 @@ type Memory struct {
 	Activations int64 `json:"activations"`
 	Exchange    int64 `json:"exchange"`   // communication buffers
 	Checkpoint  int64 `json:"checkpoint"` // copy of weights and state that is written in the background
+	// files of two snapshots in the memory of the rank's host, while the newer one is written
+	Snapshots int64 `json:"snapshots,omitempty"`
 
 	HostOnly int64 `json:"-"` // the part that a device with its own memory does not hold
 }
 
 // Total is the sum of all fields.
 func (m Memory) Total() int64 {
-	return m.Weights + m.Gradients + m.Optimizer + m.Activations + m.Exchange + m.Checkpoint
+	return m.Weights + m.Gradients + m.Optimizer + m.Activations + m.Exchange + m.Checkpoint + m.Snapshots
 }
 
 // OnDevice is the part that a device with its own memory holds.
@@ -65,7 +67,9 @@ func StageMemory(c moe.Config, l Layout, t Trainer, i int) Memory {
 		if l.Background {
 			m.Checkpoint = over(savedBytes(c, t), int64(l.Ranks()))
 		}
-		m.Exchange, m.HostOnly = sums+stageBytes(c, l, t)+roundedBytes(c, l, t, s), sums+m.Checkpoint
+		m.Snapshots = 2 * int64(l.SnapshotCopies) * over(snapshotBytes(c, t), int64(l.Ranks()))
+		m.Exchange = sums + stageBytes(c, l, t) + roundedBytes(c, l, t, s)
+		m.HostOnly = sums + m.Checkpoint + m.Snapshots
 		pass := c.Memory(moe.Pass{Rows: l.microBatch(), SequenceLength: l.SequenceLength,
 			SequenceRanks: l.sequenceRanks(), Recompute: l.Recompute, Activations: l.Activations,
 			Documents: l.Documents, LogitsTokens: l.LogitsTokens, Shape: l.Shape, Dispatch: l.Dispatch, Stage: i,
@@ -143,6 +147,19 @@ func savedBytes(c moe.Config, t Trainer) (bytes int64) {
 			}
 		}
 		bytes += tensor.Elements() * int64(perWeight)
+	}
+	return bytes
+}
+
+// snapshotBytes returns the size of the weights and the state of a model in the files of a
+// snapshot, which are as in a checkpoint, without the headers of the files. A run with several
+// hosts also sends as many bytes to other hosts for each snapshot.
+func snapshotBytes(c moe.Config, t Trainer) int64 {
+	bytes := savedBytes(c, t)
+	for _, tensor := range c.Tensors() {
+		if moe.Trained(tensor.Name) {
+			bytes -= tensor.Elements() * int64(4-t.Weights)
+		}
 	}
 	return bytes
 }

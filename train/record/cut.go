@@ -19,16 +19,17 @@ type recordPosition struct {
 	Eval     json.RawMessage `json:"eval"`
 	Resumed  json.RawMessage `json:"resumed"`
 	Rollback json.RawMessage `json:"rollback"`
+	Snapshot json.RawMessage `json:"snapshot"`
 }
 
-// before reports whether the line was written before the checkpoint of stepsDone steps. The line of
-// an evaluation has the number of steps done, and is before the checkpoint of that number. Every
-// other line has the number of its step.
+// before reports whether the line was written before the checkpoint of stepsDone steps. The lines
+// of evaluations and snapshots have the number of steps done, and are before the checkpoint of that
+// number. Every other line has the number of its step.
 func (p recordPosition) before(stepsDone int64) bool {
 	switch {
 	case p.Step == nil: // the first line
 		return true
-	case p.Eval != nil:
+	case p.Eval != nil || p.Snapshot != nil:
 		return *p.Step <= stepsDone
 	}
 	return *p.Step < stepsDone
@@ -36,7 +37,8 @@ func (p recordPosition) before(stepsDone int64) bool {
 
 // isStep reports whether the line is of a step.
 func (p recordPosition) isStep() bool {
-	return p.Step != nil && p.Eval == nil && p.Resumed == nil && p.Rollback == nil
+	return p.Step != nil && p.Eval == nil && p.Resumed == nil && p.Rollback == nil &&
+		p.Snapshot == nil
 }
 
 // Cut removes lines after the checkpoint of stepsDone steps from a file of JSON lines, and
@@ -77,6 +79,30 @@ func Cut(fsys filesystem.FS, path string, stepsDone int64) (header bool, last in
 		return false, -1, fmt.Errorf("truncating %s: %w", path, err)
 	}
 	return header, last, nil
+}
+
+// StepsDone returns the number of the step after the last step in a file of JSON lines: 0 if the
+// file is missing or has no step. It does not change the file.
+func StepsDone(fsys filesystem.FS, path string) (int64, error) {
+	f, err := filesystem.Open(fsys, path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close() // it was only read
+	info, err := f.Stat()
+	if err != nil {
+		return 0, err
+	}
+	l := lines{f, path}
+	end, err := l.complete(info.Size())
+	if err != nil {
+		return 0, err
+	}
+	_, last, err := l.describe(end)
+	return last + 1, err
 }
 
 // lines reads single lines of a file.

@@ -24,6 +24,7 @@ func TestCutRecords(t *testing.T) {
 		step2 = `{"step":2,"loss":1}` + "\n"
 		again = `{"step":2,"resumed":{"checkpoint":"step-00000002"}}` + "\n"
 		step3 = `{"step":3,"loss":1}` + "\n"
+		snap1 = `{"step":1,"snapshot":{"bytes":9}}` + "\n"
 		back2 = `{"step":2,"rollback":{"step":5}}` + "\n"
 	)
 	for _, test := range []struct {
@@ -52,6 +53,9 @@ func TestCutRecords(t *testing.T) {
 			run + step0, true, 0},
 		{"an unfinished header", run[:5], 0, "", false, -1},
 		{"nothing", "", 0, "", false, -1},
+		{"a snapshot of the checkpoint's step was before it", run + step0 + snap1 + step1, 1,
+			run + step0 + snap1, true, 0},
+		{"and is no step", run + step0 + snap1, 0, run, true, -1},
 		{"from the beginning", run + step0 + step1, 0, run, true, -1},
 		{"zeros that a crash of the machine left", run + step0 + "\x00\x00\x00\x00", 5, run + step0, true, 0},
 		{"zeros with an end of line", run + step0 + "\x00\x00\x00\n\x00", 5, run + step0, true, 0},
@@ -82,6 +86,30 @@ func TestCutRecords(t *testing.T) {
 	}
 	if got, _ := os.ReadFile(path); string(got) != content {
 		t.Errorf("garbage: the file is now\n%s", got)
+	}
+}
+
+// StepsDone counts the complete lines of steps, and does not change the file.
+func TestStepsDone(t *testing.T) {
+	const run, step0, step1 = `{"run":{"format":1}}` + "\n", `{"step":0,"loss":1}` + "\n", `{"step":1,"loss":1}` + "\n"
+	for content, want := range map[string]int64{
+		"": 0, run: 0, run[:4]: 0, run + step0: 1, run + step0 + step1: 2,
+		run + step0 + step1[:9]:                                  1,
+		run + step0 + `{"step":1,"snapshot":{"bytes":9}}` + "\n": 1,
+		run + step0 + "\x00\x00":                                 1,
+	} {
+		path := filepath.Join(t.TempDir(), "metrics.jsonl")
+		if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		got, err := StepsDone(filesystem.OS{}, path)
+		after, _ := os.ReadFile(path)
+		if err != nil || got != want || string(after) != content {
+			t.Errorf("%q has %d steps, want %d; %v; the file is now %q", content, got, want, err, after)
+		}
+	}
+	if got, err := StepsDone(filesystem.OS{}, filepath.Join(t.TempDir(), "none")); got != 0 || err != nil {
+		t.Errorf("no file has %d steps, %v", got, err)
 	}
 }
 

@@ -76,6 +76,12 @@ type StepMetrics struct {
 	SlowestRanks []SlowRank   `json:"slowest_ranks,omitempty"` // ranks with Slow, and then the slowest first
 }
 
+// Snapshot describes a snapshot of the run in the memory of its hosts.
+type Snapshot struct {
+	Bytes   int64   `json:"bytes"`   // of the files of all ranks, without their copies
+	Seconds Seconds `json:"seconds"` // during which the next step waited
+}
+
 // RankSeconds is the time that a rank spent in its activities, from its vote of the previous step
 // to its vote of this step. Waiting for other ranks counts in Waiting only.
 type RankSeconds struct {

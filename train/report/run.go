@@ -268,6 +268,8 @@ type line struct {
 			To   int64 `json:"to"`
 		} `json:"left_out"`
 	} `json:"rollback"`
+
+	Snapshot *record.Snapshot `json:"snapshot"`
 }
 
 // parser is the state of reading.
@@ -365,10 +367,12 @@ func (p *parser) add(l *line, first bool) error {
 		p.run.Rollbacks = append(p.run.Rollbacks, Rollback{Step: *l.Step, Spiked: b.Step, Spike: b.Spike,
 			From: b.LeftOut.From, To: b.LeftOut.To})
 		return nil
+	case l.Snapshot != nil:
+		return nil
 	case l.Samples != nil:
 		return p.addStep(l)
 	}
-	return errors.New(`the line is neither a step ("samples"), nor an evaluation ("eval"), nor a resume ("resumed"), nor a rollback ("rollback")`)
+	return errors.New(`the line is neither a step ("samples"), nor an evaluation ("eval"), nor a resume ("resumed"), nor a rollback ("rollback"), nor a snapshot ("snapshot")`)
 }
 
 func (p *parser) addInfo(info *Info) error {

@@ -21,6 +21,7 @@ const (
 	MetricsFile    = "metrics.jsonl"
 	SkipsFile      = "skips.yaml"
 	TensorBoardDir = "tensorboard"
+	SnapshotsFile  = "snapshots.json" // names the snapshots of the run
 	lockFile       = ".lock"
 )
 
