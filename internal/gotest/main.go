@@ -89,6 +89,9 @@ var libraries = []struct{ text, packages string }{
 	{"no fish on", "fish"},
 }
 
+// longTest is in the message of a test that longtest.SkipIfShort has skipped.
+const longTest = "a long test"
+
 // An event is a line of `go test -json`; see `go doc test2json`.
 type event struct {
 	Action, Package, Test, Output string
@@ -96,10 +99,10 @@ type event struct {
 
 // A report counts the tests that have ended.
 type report struct {
-	missing, other int // skipped for want of a library, or for another reason
-	partly         int // passed without the part that needs a library
-	packages       []string
-	running        map[string]*testedPackage
+	missing, long, other int // skipped for want of a library, as long tests, or for another reason
+	partly               int // passed without the part that needs a library
+	packages             []string
+	running              map[string]*testedPackage
 }
 
 // A testedPackage holds what the tests of a package have printed, until it is known whether they
@@ -183,6 +186,18 @@ func atResult(output, test string) (own, after string) {
 
 // note counts a test that was skipped or has passed, and its output.
 func (r *report) note(text string, skipped bool) {
+	if skipped && strings.Contains(text, longTest) {
+		r.long++
+		return
+	}
+	var message strings.Builder // without lines that name the test
+	for line := range strings.Lines(text) {
+		start := strings.TrimLeft(line, " ")
+		if !strings.HasPrefix(start, "=== ") && !strings.HasPrefix(start, "--- ") {
+			message.WriteString(line)
+		}
+	}
+	text = message.String()
 	missing := false
 	for _, l := range libraries {
 		if (skipped || strings.Contains(text, "apt-get install")) && strings.Contains(text, l.text) {
@@ -262,6 +277,9 @@ func (r *report) summary() string {
 			text += fmt.Sprintf(", and part of %s", tests(r.partly))
 		}
 		text += "; to run all (Debian, Ubuntu): apt-get install " + strings.Join(r.packages, " ")
+	}
+	if r.long > 0 {
+		text += fmt.Sprintf("; %s, which make test-long runs", strings.Replace(tests(r.long), " ", " long ", 1))
 	}
 	if r.other > 0 {
 		text += fmt.Sprintf("; %s for other reasons, which go test -v names", tests(r.other))

@@ -113,6 +113,13 @@ func TestSummary(t *testing.T) {
 			skip("onednn: no oneDNN library was found"),
 			"skipped: 3 tests for want of a library; to run all (Debian, Ubuntu): apt-get install pocl-opencl-icd " +
 				"ocl-icd-libopencl1 libdnnl2"},
+		{skip("a long test: run make test-long, or go test without -short") + skip("OpenCL has no device"),
+			"skipped: 1 test for want of a library; to run all (Debian, Ubuntu): apt-get install pocl-opencl-icd " +
+				"ocl-icd-libopencl1; 1 long test, which make test-long runs"},
+		{`{"Action":"output","Package":"p","Test":"TestOpenCL","Output":"=== RUN   TestOpenCL\n"}` + "\n" +
+			`{"Action":"output","Package":"p","Test":"TestOpenCL","Output":"--- SKIP: TestOpenCL (0.00s)\n"}` + "\n" +
+			`{"Action":"skip","Package":"p","Test":"TestOpenCL"}` + "\n",
+			"skipped: no test for want of a library; 1 test for other reasons, which go test -v names"},
 		{skip("Intel's OpenCL driver is not installed (Debian: intel-opencl-icd)"),
 			"skipped: 1 test for want of a library; to run all (Debian, Ubuntu): apt-get install intel-opencl-icd"},
 		{pass("no mpiexec.mpich on this machine (apt-get install mpich openmpi-bin)") + pass("OpenCL is there"),
