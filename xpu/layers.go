@@ -236,8 +236,8 @@ func headsOf(q, k Tensor) Heads {
 }
 
 // Projections are the projections of tokens and the heads computed from them. Of the first r
-// elements of a head of queries or keys, elements j and j+r/2 are rotated together, as in
-// transformers. The elements from r on are not rotated.
+// elements of a head of queries or keys, elements j and j+r/2 are rotated together, or with
+// Interleaved elements 2j and 2j+1. The elements from r on are not rotated.
 type Projections struct {
 	QKV Tensor // [T, Width]
 	// weight of an RMSNorm: [Heads·Size] over all queries of a token, or [Size] over each head of
@@ -251,12 +251,13 @@ type Projections struct {
 	Known  bool
 	// [2, T] if the norms are over more columns than these, for JoinHeads: for each token, the mean
 	// of w·dy·x over all columns of the norm of queries, and of keys. See SumHeads.
-	Means    Tensor
-	Clip     float64 // bound of queries, keys (after the norm) and values; 0 for none
-	Cos, Sin Tensor  // [positions, r/2] rotation of a position; r is at most Size
-	First    int     // position of the first token of each row
-	Q        Tensor  // [Rows, Heads, Length, Size]
-	K, V     Tensor  // [Rows, KVHeads, Capacity, Size]; positions from First on are written
+	Means       Tensor
+	Clip        float64 // bound of queries, keys (after the norm) and values; 0 for none
+	Cos, Sin    Tensor  // [positions, r/2] rotation of a position; r is at most Size
+	Interleaved bool
+	First       int    // position of the first token of each row
+	Q           Tensor // [Rows, Heads, Length, Size]
+	K, V        Tensor // [Rows, KVHeads, Capacity, Size]; positions from First on are written
 }
 
 // Heads returns the shape of the heads.
@@ -281,7 +282,7 @@ func (p Projections) Norms() (q, k int) {
 // (https://arxiv.org/abs/2405.04434, section 2.1) and the heads computed from them. A head of
 // queries and keys has p elements without rotation, then r rotated elements, which all heads of
 // keys share. A value has v elements. Elements j and j+r/2 of the rotated elements of a head are
-// rotated together, as in [Projections].
+// rotated together.
 type LatentHeads struct {
 	Queries    Tensor // [T, Heads·(p+r)]
 	KeysValues Tensor // [T, Heads·(p+v)] of each head p elements of its key, then its value

@@ -13,7 +13,7 @@ type projections struct {
 	QKV, QWeight, KWeight, RQ, RK, Means, Cos, Sin, Q, K, V []float32
 	halves                                                  []uint16 // QKV of BFloat16, instead of QKV
 	Epsilon, Clip                                           float64
-	Known                                                   bool
+	Known, Interleaved                                      bool
 	First                                                   int
 }
 
@@ -23,7 +23,7 @@ func (t *task) setProjections(p xpu.Projections) {
 		QWeight: t.weights(0, p.QWeight), KWeight: t.weights(1, p.KWeight),
 		RQ: p.RQ.Floats(), RK: p.RK.Floats(), Means: p.Means.Floats(), Cos: p.Cos.Floats(), Sin: p.Sin.Floats(),
 		Q: p.Q.Floats(), K: p.K.Floats(), V: p.V.Floats(), Epsilon: p.Epsilon, Clip: p.Clip, Known: p.Known,
-		First: p.First}
+		Interleaved: p.Interleaved, First: p.First}
 }
 
 // SplitHeads splits projections into heads; see [xpu.Layers].
@@ -43,14 +43,13 @@ func (h *Host) SplitHeads(p xpu.Projections) {
 			x := row(p.QKV, p.halves, i, width, buffer)
 			row, pos := i/s, i%s
 			rq, rk := p.roots(x[:q], p.QWeight, p.RQ, i), p.roots(x[q:q+kv], p.KWeight, p.RK, i)
-			cos, sin := rotation(p, p.First+pos)
+			r := p.rotation(p.First + pos)
 			for a := range p.Heads.Heads {
-				writeHead(p.Q[((row*p.Heads.Heads+a)*s+pos)*d:][:d], x[a*d:][:d], p.QWeight, a*d, rq, p.Clip, cos, sin,
-					scale)
+				writeHead(p.Q[((row*p.Heads.Heads+a)*s+pos)*d:][:d], x[a*d:][:d], p.QWeight, a*d, rq, p.Clip, r, scale)
 			}
 			for g := range p.KVHeads {
 				place := ((row*p.KVHeads+g)*p.Capacity + p.First + pos) * d
-				writeHead(p.K[place:][:d], x[q+g*d:][:d], p.KWeight, g*d, rk, p.Clip, cos, sin, 1)
+				writeHead(p.K[place:][:d], x[q+g*d:][:d], p.KWeight, g*d, rk, p.Clip, r, 1)
 				dst := p.V[place:][:d]
 				copy(dst, x[q+kv+g*d:][:d])
 				clip(dst, p.Clip)
@@ -76,16 +75,47 @@ func (p *projections) roots(x, weights, inverse []float32, i int) []float32 {
 	return inverse
 }
 
+// A rotation is the rotation of a position.
+type rotation struct {
+	cos, sin    []float32
+	interleaved bool
+}
+
 // rotation returns the rotation of a position.
-func rotation(p *projections, position int) (cos, sin []float32) {
+func (p *projections) rotation(position int) rotation {
 	half := p.Turned / 2
-	return p.Cos[position*half:][:half], p.Sin[position*half:][:half]
+	return rotation{p.Cos[position*half:][:half], p.Sin[position*half:][:half], p.Interleaved}
+}
+
+// turn rotates the head x and multiplies it by scale. dst may be x.
+func (r rotation) turn(dst, x []float32, scale float32) {
+	turned := 2 * len(r.cos)
+	if r.interleaved {
+		rotatePairs(dst[:turned], x[:turned], r.cos, r.sin, scale, scale)
+	} else {
+		Rotate(dst[:turned], x[:turned], r.cos, r.sin, scale)
+	}
+	copy(dst[turned:], x[turned:])
+	Scale(dst[turned:], scale)
+}
+
+// turnBack sets dst to the gradient of x of method turn, given the gradient dy of its dst. dst may
+// be dy.
+func (r rotation) turnBack(dst, dy []float32, scale float32) {
+	turned := 2 * len(r.cos)
+	if r.interleaved {
+		rotatePairs(dst[:turned], dy[:turned], r.cos, r.sin, scale, -scale)
+	} else {
+		RotateBack(dst[:turned], dy[:turned], r.cos, r.sin, scale)
+	}
+	copy(dst[turned:], dy[turned:])
+	Scale(dst[turned:], scale)
 }
 
 // writeHead writes one head of a projection x to dst after norm, clipping and rotation, times
 // scale. The head starts at element `at` of the projection. The projection's norms have the weights
 // w, if any, and the inverse root mean squares inverse.
-func writeHead(dst, x, w []float32, at int, inverse []float32, bound float64, cos, sin []float32, scale float32) {
+func writeHead(dst, x, w []float32, at int, inverse []float32, bound float64, r rotation, scale float32) {
 	if len(w) > 0 {
 		MulScaled(dst, w[at%len(w):][:len(dst)], inverse[at/len(w)], x)
 		x = dst
@@ -95,19 +125,7 @@ func writeHead(dst, x, w []float32, at int, inverse []float32, bound float64, co
 		clip(dst, bound)
 		x = dst
 	}
-	turned := 2 * len(cos)
-	Rotate(dst[:turned], x[:turned], cos, sin, scale)
-	copy(dst[turned:], x[turned:])
-	Scale(dst[turned:], scale)
-}
-
-// turnBack sets dst to the gradient of a head before rotation and multiplication by scale, given
-// the gradient dy of the head.
-func turnBack(dst, dy, cos, sin []float32, scale float32) {
-	turned := 2 * len(cos)
-	RotateBack(dst[:turned], dy[:turned], cos, sin, scale)
-	copy(dst[turned:], dy[turned:])
-	Scale(dst[turned:], scale)
+	r.turn(dst, x, scale)
 }
 
 // clip limits x to ±bound; 0 means no limit.
@@ -142,13 +160,13 @@ func (h *Host) JoinHeads(p xpu.Projections, dqkv, dk, dv, dqWeight, dkWeight xpu
 		for i := lo; i < hi; i++ {
 			x, dx := row(p.QKV, p.halves, i, width, buffer), t.dst[i*width:][:width]
 			row, pos := i/s, i%s
-			cos, sin := rotation(p, pos)
+			turn := p.rotation(pos)
 			for a := range p.Heads.Heads {
-				turnBack(dx[a*d:][:d], dx[a*d:][:d], cos, sin, scale)
+				turn.turnBack(dx[a*d:][:d], dx[a*d:][:d], scale)
 			}
 			for g := range p.KVHeads {
 				place := ((row*p.KVHeads+g)*s + pos) * d
-				turnBack(dx[q+g*d:][:d], t.x[place:][:d], cos, sin, 1)
+				turn.turnBack(dx[q+g*d:][:d], t.x[place:][:d], 1)
 				copy(dx[q+kv+g*d:][:d], t.y[place:])
 			}
 			clipGrad(dx[q+kv:], x[q+kv:], nil, 1, p.Clip)
@@ -190,10 +208,10 @@ func (h *Host) SumHeads(sums xpu.Tensor, p xpu.Projections, dqkv, dk xpu.Tensor)
 				continue
 			}
 			row, pos := i/s, i%s
-			cos, sin := rotation(p, pos)
+			turn := p.rotation(pos)
 			// part returns a head's part of the sum.
 			part := func(dhead, x, w []float32, r, scale float32) float64 {
-				turnBack(dy, dhead, cos, sin, scale)
+				turn.turnBack(dy, dhead, scale)
 				clipGrad(dy, x, w, r, p.Clip)
 				MulScaled(dy, w, 1, dy)
 				return float64(Dot(dy, x))

@@ -362,6 +362,16 @@ func rotateGo(dst, x, cos, sin []float32, half int, scale, turn float32) {
 	}
 }
 
+// rotatePairs is rotateGo for elements 2j and 2j+1. dst may be x.
+func rotatePairs(dst, x, cos, sin []float32, scale, turn float32) {
+	for j, c := range cos {
+		a, b := x[2*j], x[2*j+1]
+		c, s := float32(scale*c), float32(turn*sin[j])
+		dst[2*j] = float32(a*c) - float32(b*s)
+		dst[2*j+1] = float32(b*c) + float32(a*s)
+	}
+}
+
 func sumSquaresGo(lanes *[16]float64, x []float32) {
 	for i, v := range x {
 		lanes[i%16] += float64(v) * float64(v)

@@ -20,38 +20,62 @@ type headsCase struct {
 	each          bool // a norm for each head, with the same weights
 	clip          float64
 	plain         int // elements of a head that are not rotated
+	interleaved   bool
 }
 
 func (c headsCase) String() string {
 	return fmt.Sprintf("%d rows of %d, %d and %d heads of %d, from position %d, room for %d, normed %v, "+
-		"each head %v, known %v, clip %g, %d elements not rotated",
+		"each head %v, known %v, clip %g, %d elements not rotated, interleaved %v",
 		c.Rows, c.Length, c.Heads.Heads, c.KVHeads, c.Size, c.first, c.Capacity, c.normed, c.each, c.known,
-		c.clip, c.plain)
+		c.clip, c.plain, c.interleaved)
 }
 
 func headsFamily(t *testing.T, d xpu.Device, tolerance float64) {
 	tolerance = min(tolerance, 1e-5) // no product whose operands would be rounded
 	for i, c := range []headsCase{
-		{xpu.Heads{Rows: 1, Length: 1, Heads: 1, KVHeads: 1, Size: 2, Capacity: 1}, 0, true, false, false, 0, 0},
-		{xpu.Heads{Rows: 2, Length: 5, Heads: 4, KVHeads: 2, Size: 6, Capacity: 5}, 0, true, false, false, 0.8, 0},
-		{xpu.Heads{Rows: 2, Length: 5, Heads: 4, KVHeads: 2, Size: 6, Capacity: 5}, 0, true, true, false, 0, 0},
-		{xpu.Heads{Rows: 2, Length: 5, Heads: 4, KVHeads: 1, Size: 32, Capacity: 5}, 0, false, false, false, 0.5, 0},
-		{xpu.Heads{Rows: 3, Length: 4, Heads: 3, KVHeads: 3, Size: 34, Capacity: 4}, 0, true, false, false, 1.2, 0},
-		{xpu.Heads{Rows: 1, Length: 70, Heads: 5, KVHeads: 5, Size: 66, Capacity: 70}, 0, true, true, false, 0.4, 0},
-		{xpu.Heads{Rows: 2, Length: 3, Heads: 2, KVHeads: 1, Size: 128, Capacity: 3}, 0, false, false, false, 0, 0},
+		{xpu.Heads{Rows: 1, Length: 1, Heads: 1, KVHeads: 1, Size: 2, Capacity: 1}, 0, true, false, false, 0, 0, false},
+		{xpu.Heads{Rows: 2, Length: 5, Heads: 4, KVHeads: 2, Size: 6, Capacity: 5}, 0, true, false, false, 0.8, 0,
+			false},
+		{xpu.Heads{Rows: 2, Length: 5, Heads: 4, KVHeads: 2, Size: 6, Capacity: 5}, 0, true, true, false, 0, 0, false},
+		{xpu.Heads{Rows: 2, Length: 5, Heads: 4, KVHeads: 1, Size: 32, Capacity: 5}, 0, false, false, false, 0.5, 0,
+			false},
+		{xpu.Heads{Rows: 3, Length: 4, Heads: 3, KVHeads: 3, Size: 34, Capacity: 4}, 0, true, false, false, 1.2, 0,
+			false},
+		{xpu.Heads{Rows: 1, Length: 70, Heads: 5, KVHeads: 5, Size: 66, Capacity: 70}, 0, true, true, false, 0.4, 0,
+			false},
+		{xpu.Heads{Rows: 2, Length: 3, Heads: 2, KVHeads: 1, Size: 128, Capacity: 3}, 0, false, false, false, 0, 0,
+			false},
 		{xpu.Heads{Rows: 1, Length: 1100, Heads: 2, KVHeads: 1, Size: 4, Capacity: 1100}, 0, true, false, false, 0.9,
-			0},
-		{xpu.Heads{Rows: 2, Length: 3, Heads: 2, KVHeads: 1, Size: 10, Capacity: 20}, 7, true, false, false, 1, 0},
-		{xpu.Heads{Rows: 2, Length: 1, Heads: 2, KVHeads: 2, Size: 16, Capacity: 10}, 9, false, false, false, 0, 0},
-		{xpu.Heads{Rows: 0, Length: 3, Heads: 2, KVHeads: 2, Size: 16, Capacity: 3}, 0, true, false, false, 0, 0},
-		{xpu.Heads{Rows: 1, Length: 1, Heads: 1, KVHeads: 1, Size: 2, Capacity: 1}, 0, true, false, true, 0, 0},
-		{xpu.Heads{Rows: 2, Length: 5, Heads: 4, KVHeads: 2, Size: 6, Capacity: 5}, 0, true, false, true, 0.8, 0},
-		{xpu.Heads{Rows: 1, Length: 70, Heads: 6, KVHeads: 3, Size: 66, Capacity: 70}, 0, true, true, true, 0.4, 0},
-		{xpu.Heads{Rows: 2, Length: 3, Heads: 2, KVHeads: 1, Size: 128, Capacity: 3}, 0, true, false, true, 0, 0},
-		{xpu.Heads{Rows: 2, Length: 3, Heads: 4, KVHeads: 2, Size: 10, Capacity: 20}, 7, true, false, true, 0, 0},
-		{xpu.Heads{Rows: 2, Length: 5, Heads: 4, KVHeads: 2, Size: 12, Capacity: 5}, 0, true, false, true, 0.8, 6},
-		{xpu.Heads{Rows: 1, Length: 7, Heads: 4, KVHeads: 2, Size: 128, Capacity: 7}, 0, false, false, false, 0, 64},
-		{xpu.Heads{Rows: 2, Length: 3, Heads: 2, KVHeads: 1, Size: 70, Capacity: 9}, 5, true, true, false, 0.5, 34},
+			0, false},
+		{xpu.Heads{Rows: 2, Length: 3, Heads: 2, KVHeads: 1, Size: 10, Capacity: 20}, 7, true, false, false, 1, 0,
+			false},
+		{xpu.Heads{Rows: 2, Length: 1, Heads: 2, KVHeads: 2, Size: 16, Capacity: 10}, 9, false, false, false, 0, 0,
+			false},
+		{xpu.Heads{Rows: 0, Length: 3, Heads: 2, KVHeads: 2, Size: 16, Capacity: 3}, 0, true, false, false, 0, 0,
+			false},
+		{xpu.Heads{Rows: 1, Length: 1, Heads: 1, KVHeads: 1, Size: 2, Capacity: 1}, 0, true, false, true, 0, 0, false},
+		{xpu.Heads{Rows: 2, Length: 5, Heads: 4, KVHeads: 2, Size: 6, Capacity: 5}, 0, true, false, true, 0.8, 0,
+			false},
+		{xpu.Heads{Rows: 1, Length: 70, Heads: 6, KVHeads: 3, Size: 66, Capacity: 70}, 0, true, true, true, 0.4, 0,
+			false},
+		{xpu.Heads{Rows: 2, Length: 3, Heads: 2, KVHeads: 1, Size: 128, Capacity: 3}, 0, true, false, true, 0, 0,
+			false},
+		{xpu.Heads{Rows: 2, Length: 3, Heads: 4, KVHeads: 2, Size: 10, Capacity: 20}, 7, true, false, true, 0, 0,
+			false},
+		{xpu.Heads{Rows: 2, Length: 5, Heads: 4, KVHeads: 2, Size: 12, Capacity: 5}, 0, true, false, true, 0.8, 6,
+			false},
+		{xpu.Heads{Rows: 1, Length: 7, Heads: 4, KVHeads: 2, Size: 128, Capacity: 7}, 0, false, false, false, 0, 64,
+			false},
+		{xpu.Heads{Rows: 2, Length: 3, Heads: 2, KVHeads: 1, Size: 70, Capacity: 9}, 5, true, true, false, 0.5, 34,
+			false},
+		{xpu.Heads{Rows: 2, Length: 5, Heads: 4, KVHeads: 2, Size: 12, Capacity: 5}, 0, true, false, true, 0.8, 6,
+			true},
+		{xpu.Heads{Rows: 2, Length: 7, Heads: 4, KVHeads: 2, Size: 128, Capacity: 7}, 0, false, false, false, 0, 0,
+			true},
+		{xpu.Heads{Rows: 2, Length: 3, Heads: 2, KVHeads: 1, Size: 70, Capacity: 9}, 5, true, true, false, 0.5, 34,
+			true},
+		{xpu.Heads{Rows: 1, Length: 9, Heads: 4, KVHeads: 2, Size: 34, Capacity: 9}, 0, true, false, false, 0.9, 0,
+			true},
 	} {
 		t.Run(c.String(), func(t *testing.T) { c.check(t, d, tolerance, uint64(i)) })
 	}
@@ -71,7 +95,7 @@ func headsFamily(t *testing.T, d xpu.Device, tolerance float64) {
 			c.each = rapid.Bool().Draw(t, "a norm for each head")
 			c.clip = rapid.SampledFrom([]float64{0, 0.3, 1}).Draw(t, "clip")
 			c.plain = 2 * rapid.SampledFrom([]int{0, 0, 1, c.Size / 4, c.Size/2 - 1}).Draw(t, "not rotated")
-			c.plain = min(c.plain, c.Size-2)
+			c.plain, c.interleaved = min(c.plain, c.Size-2), rapid.Bool().Draw(t, "interleaved")
 			c.check(t, d, tolerance, rapid.Uint64().Draw(t, "seed"))
 		})
 	})
@@ -100,6 +124,8 @@ func (s side) normed(x []float32, token, j int) float64 {
 func (c headsCase) partner(j int) (other int, turn float64) {
 	half := (c.Size - c.plain) / 2
 	switch {
+	case c.interleaved && j < 2*half:
+		return j ^ 1, float64(j%2*2 - 1)
 	case j < half:
 		return j + half, -1
 	case j < 2*half:
@@ -114,7 +140,11 @@ func (c headsCase) rotation(cos, sin []float32, position, j int) (co, si float64
 	if j >= 2*half {
 		return 1, 0
 	}
-	return float64(cos[position*half+j%half]), float64(sin[position*half+j%half])
+	pair := j % half
+	if c.interleaved {
+		pair = j / 2
+	}
+	return float64(cos[position*half+pair]), float64(sin[position*half+pair])
 }
 
 // root returns the inverse root of the norm of element j.
@@ -128,7 +158,7 @@ func (c headsCase) check(t tester, d xpu.Device, tolerance float64, seed uint64)
 	tokens, width, size := c.Rows*c.Length, c.Width(), c.Size
 	queries, keys := c.Heads.Heads*size, c.KVHeads*size
 	qkv := random(r, tokens*width)
-	p := xpu.Projections{Epsilon: 1e-5, Known: c.known, Clip: c.clip, First: c.first}
+	p := xpu.Projections{Epsilon: 1e-5, Known: c.known, Clip: c.clip, First: c.first, Interleaved: c.interleaved}
 	sides := []side{{at: 0, heads: c.Heads.Heads}, {at: queries, heads: c.KVHeads},
 		{at: queries + keys, heads: c.KVHeads}}
 	roots := make([][]float32, 2)

@@ -1,15 +1,16 @@
 // Projections and heads: norm, clipping and rotation, and the way back. Of the first `turned` elements of a head, elements j and j + turned/2 are rotated
-// together. The elements behind them are not rotated, and form pairs in the same way. A work-item has LANES pairs of a head at a time, and keeps them.
+// together, or if they are interleaved elements 2j and 2j + 1. Of the n elements behind them, which are not rotated, elements j and j + n/2 form pairs.
+// A work-item has LANES pairs of a head at a time, and keeps them.
 
 // The shape of heads, and the rotation of a token's position.
 typedef struct {
-	int size, turned;
+	int size, turned, interleaved;
 	const global float *cosine, *sine;
 } turns;
 
-// Pairs of a head: elements low + j and high + j of a projection, for j from `from` on, below `count`.
+// Pairs of a head: elements low + step·j and high + step·j of a projection, for j from `from` on, below `count`.
 typedef struct {
-	int head, low, high, from, count;
+	int head, low, high, step, from, count;
 	bool turned;
 } pairs;
 
@@ -24,8 +25,39 @@ static pairs pairs_of(const int i, const turns t)
 	p.head = i / all, p.turned = piece < rotated;
 	p.count = p.turned ? t.turned / 2 : (t.size - t.turned) / 2;
 	p.from = (p.turned ? piece : piece - rotated) * LANES;
-	p.low = p.head * t.size + (p.turned ? 0 : t.turned), p.high = p.low + p.count;
+	const bool adjacent = p.turned && t.interleaved;
+	p.low = p.head * t.size + (p.turned ? 0 : t.turned), p.high = p.low + (adjacent ? 1 : p.count), p.step = adjacent ? 2 : 1;
 	return p;
+}
+
+// load_numbers and store_lanes for elements step·i, step·(i + 1), … of the step·n elements of x.
+static lanes load_steps(const global void *x, const int bf16, const int step, const int i, const int n)
+{
+#if LANES > 1
+	if (step > 1) {
+		float y[LANES];
+		for (int j = 0; j < LANES; j++) {
+			const int at = step * (i + j);
+			y[j] = i + j >= n ? 0 : bf16 ? as_float((uint)((const global ushort *)x)[at] << 16) : ((const global float *)x)[at];
+		}
+		return vload16(0, y);
+	}
+#endif
+	return load_numbers(x, bf16, step * i, step * n);
+}
+
+static void store_steps(global float *x, const int step, const int i, const int n, const lanes v)
+{
+#if LANES > 1
+	if (step > 1) {
+		float y[LANES];
+		vstore16(v, 0, y);
+		for (int j = 0; j < LANES && i + j < n; j++)
+			x[step * (i + j)] = y[j];
+		return;
+	}
+#endif
+	store_lanes(x, step * i, step * n, v);
 }
 
 static lanes cosines(const pairs p, const turns t) { return p.turned ? load_lanes(t.cosine, p.from, p.count, 0) : (lanes)1; }
@@ -61,17 +93,17 @@ static void split_one(global float *to, const ulong pitch, const global void *x,
 	const int all = heads * pieces(t);
 	for (int i = ITEM; i < all; i += GROUP) {
 		const pairs p = pairs_of(i, t);
-		const int j = p.from, n = p.count;
+		const int j = p.from, n = p.count, step = p.step;
 		const lanes c = cosines(p, t), s = sines(p, t);
-		lanes u = load_numbers(MOVE(x, x_bf16, p.low), x_bf16, j, n), v = load_numbers(MOVE(x, x_bf16, p.high), x_bf16, j, n);
+		lanes u = load_steps(MOVE(x, x_bf16, p.low), x_bf16, step, j, n), v = load_steps(MOVE(x, x_bf16, p.high), x_bf16, step, j, n);
 		if (normed) {
-			u = load_numbers(MOVE(weight, bf16, p.low), bf16, j, n) * (u * r);
-			v = load_numbers(MOVE(weight, bf16, p.high), bf16, j, n) * (v * r);
+			u = load_steps(MOVE(weight, bf16, p.low), bf16, step, j, n) * (u * r);
+			v = load_steps(MOVE(weight, bf16, p.high), bf16, step, j, n) * (v * r);
 		}
 		u = clipped(u, bound), v = clipped(v, bound);
 		global float *head = to + p.head * pitch - p.head * t.size; // elements of the projection have the same places in it
-		store_lanes(head + p.low, j, n, (u * c - v * s) * scale);
-		store_lanes(head + p.high, j, n, (v * c + u * s) * scale);
+		store_steps(head + p.low, step, j, n, (u * c - v * s) * scale);
+		store_steps(head + p.high, step, j, n, (v * c + u * s) * scale);
 	}
 }
 
@@ -98,7 +130,7 @@ static void split_side(global float *to, const ulong pitch, const global void *x
 // Tokens.
 kernel void split_heads(MEMORY(float, q), MEMORY(float, k), MEMORY(float, v), TYPED(const void, qkv), TYPED(const void, q_weight),
 	TYPED(const void, k_weight), MEMORY(float, rq), MEMORY(float, rk), MEMORY(const float, cosine), MEMORY(const float, sine), const int length,
-	const int heads, const int kv_heads, const int size, const int turned, const int first, const int capacity, const int q_norms, const int k_norms, const float epsilon,
+	const int heads, const int kv_heads, const int size, const int turned, const int interleaved, const int first, const int capacity, const int q_norms, const int k_norms, const float epsilon,
 	const int known, const float bound, const float scale)
 {
 	LOCATE(q), LOCATE(k), LOCATE(v), LOCATE_TYPED(qkv), LOCATE_TYPED(q_weight), LOCATE_TYPED(k_weight), LOCATE(rq), LOCATE(rk), LOCATE(cosine), LOCATE(sine);
@@ -106,7 +138,7 @@ kernel void split_heads(MEMORY(float, q), MEMORY(float, k), MEMORY(float, v), TY
 	const ulong token = get_group_id(0), row = token / length, position = token % length, place = first + position;
 	const int width = heads * size, kv_width = kv_heads * size;
 	qkv = MOVE(qkv, qkv_bf16, token * (width + 2 * kv_width));
-	const turns t = { size, turned, cosine + place * (turned / 2), sine + place * (turned / 2) };
+	const turns t = { size, turned, interleaved, cosine + place * (turned / 2), sine + place * (turned / 2) };
 	const bool q_normed = GIVEN(q_weight), k_normed = GIVEN(k_weight);
 	split_side(q + (row * heads * length + position) * size, (ulong)length * size, qkv, qkv_bf16, q_weight, q_weight_bf16, q_normed, q_norms, rq + token * q_norms, known, epsilon,
 		heads, t, bound, scale, part);
@@ -120,17 +152,17 @@ kernel void split_heads(MEMORY(float, q), MEMORY(float, k), MEMORY(float, v), TY
 	}
 }
 
-// The gradient of element j of a head at `at` of a projection, g, through rotation and clipping: with a norm its share
+// The gradient of elements step·j of one half of the pairs of a head, g, through rotation and clipping: with a norm its share
 // of the gradient of the weight is added to partial, and the result is the gradient times the weight.
 static lanes join_half(lanes g, global float *partial, const bool fresh, const global void *x, const int x_bf16, const global void *weight, const int bf16, const bool normed,
-	const float r, const int j, const int half_size, const float bound, lanes *sum)
+	const float r, const int step, const int j, const int half_size, const float bound, lanes *sum)
 {
-	const lanes v = load_numbers(x, x_bf16, j, half_size);
+	const lanes v = load_steps(x, x_bf16, step, j, half_size);
 	if (!normed)
 		return within(g, v, bound);
-	const lanes w = load_numbers(weight, bf16, j, half_size);
+	const lanes w = load_steps(weight, bf16, step, j, half_size);
 	g = within(g, w * (v * r), bound);
-	store_lanes(partial, j, half_size, fresh ? g * v * r : fma(g * v, (lanes)r, load_lanes(partial, j, half_size, 0)));
+	store_steps(partial, step, j, half_size, fresh ? g * v * r : fma(g * v, (lanes)r, load_steps(partial, 0, step, j, half_size)));
 	g *= w;
 	*sum = fma(g, v, *sum);
 	return g;
@@ -145,14 +177,14 @@ static float join_one(global float *dx, const global float *from, const ulong pi
 	lanes sum = 0;
 	for (int i = ITEM; i < all; i += GROUP) {
 		const pairs p = pairs_of(i, t);
-		const int j = p.from, n = p.count, low = p.low, high = p.high;
+		const int j = p.from, n = p.count, low = p.low, high = p.high, step = p.step;
 		const global float *head = from + p.head * pitch - p.head * t.size; // elements of the projection have the same places in it
 		const lanes c = cosines(p, t), s = sines(p, t);
-		const lanes u = load_lanes(head + low, j, n, 0), v = load_lanes(head + high, j, n, 0);
-		const lanes g = join_half((u * c + v * s) * scale, partial + low, fresh, MOVE(x, x_bf16, low), x_bf16, MOVE(weight, bf16, low), bf16, normed, r, j, n, bound, &sum);
-		const lanes h = join_half((v * c - u * s) * scale, partial + high, fresh, MOVE(x, x_bf16, high), x_bf16, MOVE(weight, bf16, high), bf16, normed, r, j, n, bound, &sum);
-		store_lanes(dx + low, j, n, g);
-		store_lanes(dx + high, j, n, h);
+		const lanes u = load_steps(head + low, 0, step, j, n), v = load_steps(head + high, 0, step, j, n);
+		const lanes g = join_half((u * c + v * s) * scale, partial + low, fresh, MOVE(x, x_bf16, low), x_bf16, MOVE(weight, bf16, low), bf16, normed, r, step, j, n, bound, &sum);
+		const lanes h = join_half((v * c - u * s) * scale, partial + high, fresh, MOVE(x, x_bf16, high), x_bf16, MOVE(weight, bf16, high), bf16, normed, r, step, j, n, bound, &sum);
+		store_steps(dx + low, step, j, n, g);
+		store_steps(dx + high, step, j, n, h);
 	}
 	return lanes_sum(sum);
 }
@@ -164,9 +196,9 @@ static void join_norm(global float *dx, const global void *x, const int x_bf16, 
 	const float b = r * r * r / (t.size * heads) * sum;
 	for (int i = ITEM; i < all; i += GROUP) { // the pairs that the item has had in join_one
 		const pairs p = pairs_of(i, t);
-		const int j = p.from, n = p.count;
-		store_lanes(dx + p.low, j, n, r * load_lanes(dx + p.low, j, n, 0) - b * load_numbers(MOVE(x, x_bf16, p.low), x_bf16, j, n));
-		store_lanes(dx + p.high, j, n, r * load_lanes(dx + p.high, j, n, 0) - b * load_numbers(MOVE(x, x_bf16, p.high), x_bf16, j, n));
+		const int j = p.from, n = p.count, step = p.step;
+		store_steps(dx + p.low, step, j, n, r * load_steps(dx + p.low, 0, step, j, n) - b * load_steps(MOVE(x, x_bf16, p.low), x_bf16, step, j, n));
+		store_steps(dx + p.high, step, j, n, r * load_steps(dx + p.high, 0, step, j, n) - b * load_steps(MOVE(x, x_bf16, p.high), x_bf16, step, j, n));
 	}
 }
 
@@ -191,7 +223,7 @@ static void join_side(global float *dx, const global float *from, const ulong pi
 // gradients of the weights over the tokens of group g.
 kernel void join_heads(MEMORY(float, dqkv), MEMORY(const float, dk), MEMORY(const float, dv), TYPED(const void, qkv), TYPED(const void, q_weight),
 	TYPED(const void, k_weight), MEMORY(const float, rq), MEMORY(const float, rk), MEMORY(const float, means), MEMORY(const float, cosine),
-	MEMORY(const float, sine), MEMORY(float, partial), const int tokens, const int each, const int length, const int heads, const int kv_heads, const int size, const int turned,
+	MEMORY(const float, sine), MEMORY(float, partial), const int tokens, const int each, const int length, const int heads, const int kv_heads, const int size, const int turned, const int interleaved,
 	const int q_norms, const int k_norms, const float bound, const float scale)
 {
 	LOCATE(dqkv), LOCATE(dk), LOCATE(dv), LOCATE_TYPED(qkv), LOCATE_TYPED(q_weight), LOCATE_TYPED(k_weight), LOCATE(rq), LOCATE(rk), LOCATE(means);
@@ -205,7 +237,7 @@ kernel void join_heads(MEMORY(float, dqkv), MEMORY(const float, dk), MEMORY(cons
 	for (int token = first; token < last; token++) {
 		const ulong row = token / length, position = token % length, from = (row * kv_heads * length + position) * size;
 		const global void *x = MOVE(qkv, qkv_bf16, (ulong)token * (width + 2 * kv_width));
-		const turns t = { size, turned, cosine + position * (turned / 2), sine + position * (turned / 2) };
+		const turns t = { size, turned, interleaved, cosine + position * (turned / 2), sine + position * (turned / 2) };
 		global float *dx = dqkv + (ulong)token * (width + 2 * kv_width);
 		join_side(dx, dx, size, partial, token == first, x, qkv_bf16, q_weight, q_weight_bf16, q_normed > 0, q_norms, rq + (ulong)token * q_norms,
 			GIVEN(means) ? means + token : 0, heads, t, bound, scale, part);
@@ -227,12 +259,12 @@ static float products_of(const global float *from, const ulong pitch, const glob
 	lanes sum = 0;
 	for (int i = ITEM; i < all; i += GROUP) {
 		const pairs at = pairs_of(i, t);
-		const int j = at.from, n = at.count, low = at.low, high = at.high;
+		const int j = at.from, n = at.count, low = at.low, high = at.high, step = at.step;
 		const global float *head = from + at.head * pitch - at.head * t.size; // elements of the projection have the same places in it
 		const lanes c = cosines(at, t), s = sines(at, t);
-		const lanes u = load_lanes(head + low, j, n, 0), v = load_lanes(head + high, j, n, 0);
-		const lanes p = load_numbers(MOVE(x, x_bf16, low), x_bf16, j, n), q = load_numbers(MOVE(x, x_bf16, high), x_bf16, j, n);
-		const lanes wp = load_numbers(MOVE(weight, bf16, low), bf16, j, n) * p, wq = load_numbers(MOVE(weight, bf16, high), bf16, j, n) * q;
+		const lanes u = load_steps(head + low, 0, step, j, n), v = load_steps(head + high, 0, step, j, n);
+		const lanes p = load_steps(MOVE(x, x_bf16, low), x_bf16, step, j, n), q = load_steps(MOVE(x, x_bf16, high), x_bf16, step, j, n);
+		const lanes wp = load_steps(MOVE(weight, bf16, low), bf16, step, j, n) * p, wq = load_steps(MOVE(weight, bf16, high), bf16, step, j, n) * q;
 		sum = fma(within((u * c + v * s) * scale, wp * r, bound), wp, sum);
 		sum = fma(within((v * c - u * s) * scale, wq * r, bound), wq, sum);
 	}
@@ -242,7 +274,7 @@ static float products_of(const global float *from, const ulong pitch, const glob
 // Tokens. The parts of sums over the columns of norms: of squares, or with dqkv of products with gradients.
 kernel void sum_heads(MEMORY(float, sums), TYPED(const void, qkv), TYPED(const void, q_weight), TYPED(const void, k_weight), MEMORY(const float, rq),
 	MEMORY(const float, rk), MEMORY(const float, cosine), MEMORY(const float, sine), MEMORY(const float, dqkv), MEMORY(const float, dk), const int tokens,
-	const int length, const int heads, const int kv_heads, const int size, const int turned, const float bound, const float scale)
+	const int length, const int heads, const int kv_heads, const int size, const int turned, const int interleaved, const float bound, const float scale)
 {
 	LOCATE(sums), LOCATE_TYPED(qkv), LOCATE_TYPED(q_weight), LOCATE_TYPED(k_weight), LOCATE(rq), LOCATE(rk), LOCATE(cosine), LOCATE(sine), LOCATE(dqkv), LOCATE(dk);
 	local float part[GROUP];
@@ -251,7 +283,7 @@ kernel void sum_heads(MEMORY(float, sums), TYPED(const void, qkv), TYPED(const v
 	const global void *x = MOVE(qkv, qkv_bf16, token * (width + 2 * kv_width)), *y = MOVE(x, qkv_bf16, width);
 	float queries, keys;
 	if (GIVEN(dqkv)) {
-		const turns t = { size, turned, cosine + position * (turned / 2), sine + position * (turned / 2) };
+		const turns t = { size, turned, interleaved, cosine + position * (turned / 2), sine + position * (turned / 2) };
 		queries = products_of(dqkv + token * (width + 2 * kv_width), size, x, qkv_bf16, q_weight, q_weight_bf16, rq[token], heads, t, bound, scale);
 		keys = products_of(dk + (row * kv_heads * length + position) * size, (ulong)length * size, y, qkv_bf16, k_weight, k_weight_bf16, rk[token], kv_heads, t, bound, 1);
 	} else {

@@ -19,7 +19,7 @@ func (d *Device) SplitHeads(p xpu.Projections) {
 	c.launch("split_heads", c.rows(h.Tokens()), c.writes(p.Q), c.writes(p.K), c.writes(p.V), typed(c.reads(p.QKV)),
 		typed(c.reads(p.QWeight)), typed(c.reads(p.KWeight)),
 		c.writes(p.RQ), c.writes(p.RK), c.reads(p.Cos), c.reads(p.Sin), integer(h.Length), integer(h.Heads),
-		integer(h.KVHeads), integer(h.Size), integer(p.Turned()),
+		integer(h.KVHeads), integer(h.Size), integer(p.Turned()), flag(p.Interleaved),
 		integer(p.First), integer(h.Capacity), integer(qNorms), integer(kNorms), number(p.Epsilon), flag(p.Known),
 		number(p.Clip), queryScale(h.Size))
 }
@@ -44,8 +44,8 @@ func (d *Device) JoinHeads(p xpu.Projections, dqkv, dk, dv, dqWeight, dkWeight x
 	c.launch("join_heads", c.rows(parts), c.writes(dqkv), c.reads(dk), c.reads(dv), typed(c.reads(p.QKV)),
 		typed(c.reads(p.QWeight)), typed(c.reads(p.KWeight)), c.reads(p.RQ), c.reads(p.RK), c.reads(p.Means),
 		c.reads(p.Cos), c.reads(p.Sin), partial, integer(tokens), integer(each), integer(h.Length), integer(h.Heads),
-		integer(h.KVHeads), integer(h.Size), integer(p.Turned()), integer(qNorms), integer(kNorms), number(p.Clip),
-		queryScale(h.Size))
+		integer(h.KVHeads), integer(h.Size), integer(p.Turned()), flag(p.Interleaved), integer(qNorms),
+		integer(kNorms), number(p.Clip), queryScale(h.Size))
 	if queries > 0 {
 		c.addPartial(dqWeight, partial, parts, queries+keys)
 	}
@@ -67,5 +67,5 @@ func (d *Device) SumHeads(sums xpu.Tensor, p xpu.Projections, dqkv, dk xpu.Tenso
 	c.launch("sum_heads", c.rows(tokens), c.writes(sums), typed(c.reads(p.QKV)), typed(c.reads(p.QWeight)),
 		typed(c.reads(p.KWeight)), c.reads(p.RQ), c.reads(p.RK), c.reads(p.Cos), c.reads(p.Sin), c.reads(dqkv),
 		c.reads(dk), integer(tokens), integer(h.Length), integer(h.Heads), integer(h.KVHeads), integer(h.Size),
-		integer(p.Turned()), number(p.Clip), queryScale(h.Size))
+		integer(p.Turned()), flag(p.Interleaved), number(p.Clip), queryScale(h.Size))
 }
