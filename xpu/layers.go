@@ -121,11 +121,12 @@ type Layers interface {
 	// expert i, in the token's range, and g_i the gradient of the score of a chosen expert, 0 for
 	// other experts. Without Renormalize, g is Scale times the gradient dweight [R] of that row's
 	// routing weight. With it, a routing weight is w = Scale·p/s, where s is a sum over the token's
-	// choices, and g is (Scale·dweight - Σ w·dweight) / s. With a softmax and G = a + g, the result
-	// is dz_i = p_i·(G_i - Σ p_j·G_j) + zFactor·lse·p_i. With a sigmoid, the slopes are derivatives
-	// by p/Σp, and dz_i = p_i·(1 - p_i)·(g_i + (a_i - Σ a_j·p_j/Σp)/Σp); zFactor must be 0. Bias
-	// has no gradient. Counts, TokenOf and Weight of r are not used, and RowOf may be any numbering
-	// of the choices that matches dweight.
+	// choices, and g is (Scale·dweight - Σ w·dweight) / s; if s is LeastSum, it is Scale·dweight /
+	// s. With a softmax and G = a + g, the result is dz_i = p_i·(G_i - Σ p_j·G_j) +
+	// zFactor·lse·p_i. With a sigmoid, the slopes are derivatives by p/Σp, and dz_i = p_i·(1 -
+	// p_i)·(g_i + (a_i - Σ a_j·p_j/Σp)/Σp); zFactor must be 0. Bias has no gradient. Counts,
+	// TokenOf and Weight of r are not used, and RowOf may be any numbering of the choices that
+	// matches dweight.
 	RouteGrad(r Routing, dlogits, slope, dweight Tensor, zFactor float64)
 
 	// GatherRows sets row r of dst [R, width] to row tokenOf[r] of x [·, width].
@@ -354,8 +355,9 @@ type RouterKind struct {
 	SumOfTwo          bool
 
 	// Renormalize divides routing weights by their sum over a token's choices. With Sigmoid, 1e-20
-	// is added to the sum, as in DeepSeek-V3.
+	// is added to the sum, as in DeepSeek-V3. A sum below LeastSum is replaced by it.
 	Renormalize bool
+	LeastSum    float32 // 0 without Renormalize
 	Scale       float32 // factor of routing weights, after Renormalize; 0 means 1
 }
 

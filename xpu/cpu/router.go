@@ -33,7 +33,7 @@ func RoutingDivisor(k xpu.RouterKind, p []float32, chosen []int32) (sum float32)
 	if k.Sigmoid {
 		sum += 1e-20
 	}
-	return sum
+	return max(sum, k.LeastSum)
 }
 
 // Route computes the router's distribution and chooses experts; see [xpu.Layers].
@@ -228,9 +228,12 @@ func (h *Host) RouteGrad(r xpu.Routing, dlogits, slope, dweight xpu.Tensor, zFac
 			}
 			chosen, rows, scale, mean := r.Chosen[i*k:][:k], r.RowOf[i*k:][:k], float32(1), float32(0)
 			if r.kind.Renormalize {
-				scale = 1 / RoutingDivisor(r.kind, p, chosen)
-				for j, e := range chosen {
-					mean += p[e] * scale * t.y[rows[j]]
+				sum := RoutingDivisor(r.kind, p, chosen)
+				scale = 1 / sum
+				if least := r.kind.LeastSum; least == 0 || sum > least {
+					for j, e := range chosen {
+						mean += p[e] * scale * t.y[rows[j]]
+					}
 				}
 			}
 			for j, e := range chosen {

@@ -25,6 +25,7 @@ type routingCase struct {
 	groups, topGroups         int
 	sumOfTwo                  bool
 	scale                     float32
+	leastSum                  float32
 }
 
 func (c routingCase) String() string {
@@ -33,7 +34,8 @@ func (c routingCase) String() string {
 	if c.groups > 0 {
 		text += fmt.Sprintf(", %d of %d groups, sum of two %v", c.topGroups, c.groups, c.sumOfTwo)
 	}
-	return text + fmt.Sprintf(", sigmoid %v, bias %g, scale %g", c.sigmoid, c.bias, c.scale)
+	return text + fmt.Sprintf(", sigmoid %v, bias %g, scale %g, least sum %g", c.sigmoid, c.bias, c.scale,
+		c.leastSum)
 }
 
 func (c routingCase) logits(source *rand.Rand) []float32 {
@@ -71,7 +73,7 @@ func (c routingCase) routing(t tester, d xpu.Device, bias []float32) xpu.Routing
 
 func (c routingCase) kind(t tester, d xpu.Device, bias []float32) xpu.RouterKind {
 	k := xpu.RouterKind{Sigmoid: c.sigmoid, Groups: c.groups, TopGroups: c.topGroups, SumOfTwo: c.sumOfTwo,
-		Renormalize: c.renormalize, Scale: c.scale}
+		Renormalize: c.renormalize, Scale: c.scale, LeastSum: c.leastSum}
 	if bias != nil {
 		k.Bias = upload(t, d, bias)
 	}
@@ -104,6 +106,7 @@ func routerFamily(t *testing.T, d xpu.Device, tolerance float64) {
 			sumOfTwo: true},
 		{tokens: 33, experts: 12, perToken: 4, spread: 3, levels: 2, groups: 3, topGroups: 1},
 		{tokens: 20, experts: 9, perToken: 2, spread: 3, bias: 0.2, renormalize: true},
+		{tokens: 90, experts: 64, perToken: 4, spread: 6, bias: 0.2, renormalize: true, leastSum: 0.05},
 		{tokens: 20, experts: 9, perToken: 2, spread: 60, sigmoid: true, uniform: true, scale: 3},
 	}
 	for i, c := range cases {
@@ -259,7 +262,7 @@ func route(t tester, d xpu.Device, c routingCase, source *rand.Rand, tolerance f
 				for _, other := range allChosen[token*k:][:k] {
 					sum += gotProbs[token*experts+int(other)]
 				}
-				want /= sum
+				want /= max(sum, c.leastSum)
 			}
 			if c.scale != 0 {
 				want *= c.scale
@@ -367,7 +370,9 @@ func routeGrad(t tester, d xpu.Device, c routingCase, r xpu.Routing, source *ran
 				sum += float64(p[e])
 				along += float64(p[e]) * float64(dweight[rowOf[i*k+j]])
 			}
-			along /= sum
+			if along /= sum; sum < float64(c.leastSum) {
+				sum, along = float64(c.leastSum), 0
+			}
 		}
 		for j, e := range allChosen[i*k:][:k] {
 			g[e] += (float64(dweight[rowOf[i*k+j]]) - along) / sum * scale

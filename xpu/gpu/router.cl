@@ -240,27 +240,27 @@ void first_rows(MEMORY(int, counts), MEMORY(const int, all), const int blocks, c
 	}
 }
 
-// The sum of the scores of a token's experts, and epsilon.
-static float selected(const global float *probs, const global int *chosen, const int perToken, const float epsilon)
+// The sum of the scores of a token's experts, and epsilon; at least `least`.
+static float selected(const global float *probs, const global int *chosen, const int perToken, const float epsilon, const float least)
 {
 	float sum = 0;
 	for (int j = 0; j < perToken; j++)
 		sum += probs[chosen[j]];
-	return sum + epsilon;
+	return fmax(sum + epsilon, least);
 }
 
 // The routing weight of one of a token's experts.
-static float share(const global float *probs, const global int *chosen, const int perToken, const int renormalize, const float epsilon, const float factor,
-	const int expert)
+static float share(const global float *probs, const global int *chosen, const int perToken, const int renormalize, const float epsilon, const float least,
+	const float factor, const int expert)
 {
-	return (renormalize ? probs[expert] / selected(probs, chosen, perToken, epsilon) : probs[expert]) * factor;
+	return (renormalize ? probs[expert] / selected(probs, chosen, perToken, epsilon, least) : probs[expert]) * factor;
 }
 
 // The rows of a block's choices: the rows of an expert follow each other in the order of tokens, starting at first
 // [blocks, experts]. A token's bit in choosers [experts] is set if it has chosen the expert.
 kernel __attribute__((reqd_work_group_size(GROUP, 1, 1)))
 void sort_rows(MEMORY(int, rowOf), MEMORY(int, tokenOf), MEMORY(float, weight), MEMORY(const int, chosen), MEMORY(const float, probs), MEMORY(const int, first),
-	const int tokens, const int perToken, const int experts, const int renormalize, const float epsilon, const float factor, local uint *choosers)
+	const int tokens, const int perToken, const int experts, const int renormalize, const float epsilon, const float least, const float factor, local uint *choosers)
 {
 	LOCATE(rowOf), LOCATE(tokenOf), LOCATE(weight), LOCATE(chosen), LOCATE(probs), LOCATE(first);
 	const size_t begin = TOKENS * get_group_id(0);
@@ -276,7 +276,7 @@ void sort_rows(MEMORY(int, rowOf), MEMORY(int, tokenOf), MEMORY(float, weight), 
 			const int expert = chosen[i], row = choosers[expert]++;
 			rowOf[i] = row;
 			tokenOf[row] = begin + token;
-			weight[row] = share(probs + (begin + token) * experts, chosen + token * perToken, perToken, renormalize, epsilon, factor, expert);
+			weight[row] = share(probs + (begin + token) * experts, chosen + token * perToken, perToken, renormalize, epsilon, least, factor, expert);
 		}
 #else
 	for (int i = ITEM; i < experts * TOKENS / 32; i += GROUP)
@@ -295,7 +295,7 @@ void sort_rows(MEMORY(int, rowOf), MEMORY(int, tokenOf), MEMORY(float, weight), 
 			row += popcount(words[w]);
 		rowOf[i] = row;
 		tokenOf[row] = begin + token;
-		weight[row] = share(probs + (begin + token) * experts, chosen + token * perToken, perToken, renormalize, epsilon, factor, expert);
+		weight[row] = share(probs + (begin + token) * experts, chosen + token * perToken, perToken, renormalize, epsilon, least, factor, expert);
 	}
 #endif
 }
@@ -305,7 +305,7 @@ void sort_rows(MEMORY(int, rowOf), MEMORY(int, tokenOf), MEMORY(float, weight), 
 kernel __attribute__((reqd_work_group_size(GROUP, 1, 1)))
 void route_grad(MEMORY(float, dlogits), MEMORY(const float, probs), MEMORY(const float, lse), MEMORY(const int, chosen), MEMORY(const int, rowOf),
 	MEMORY(const float, slope), MEMORY(const float, dweight), const int experts, const int perToken, const int slopeTokens, const float zFactor, const int renormalize,
-	const float epsilon, const float factor, const int sigmoid, local float *gradient)
+	const float epsilon, const float least, const float factor, const int sigmoid, local float *gradient)
 {
 	LOCATE(dlogits), LOCATE(probs), LOCATE(lse), LOCATE(chosen), LOCATE(rowOf), LOCATE(slope), LOCATE(dweight);
 	local float part[GROUP];
@@ -327,8 +327,9 @@ void route_grad(MEMORY(float, dlogits), MEMORY(const float, probs), MEMORY(const
 	barrier(CLK_LOCAL_MEM_FENCE);
 	float scale = 1, mean = 0;
 	if (renormalize) {
-		scale = 1 / selected(probs, chosen, perToken, epsilon);
-		for (int j = 0; j < perToken; j++)
+		const float sum = selected(probs, chosen, perToken, epsilon, least);
+		scale = 1 / sum;
+		for (int j = 0; j < perToken && (least == 0 || sum > least); j++)
 			mean += probs[chosen[j]] * scale * dweight[rowOf[j]];
 	}
 	for (int j = ITEM; j < perToken; j += GROUP)

@@ -63,7 +63,7 @@ func (d *Device) SortRows(r xpu.Routing) {
 	c.launch("sort_rows", c.rows(blocks), c.writes(r.RowOf), c.writes(r.TokenOf), c.writes(r.Weight), chosen,
 		c.reads(r.Probs), first,
 		integer(tokens), integer(perToken), integer(experts), flag(r.Renormalize), divisorEpsilon(r.RouterKind),
-		number(float64(r.Factor())), local(experts*routeBlock/32))
+		number(float64(r.LeastSum)), number(float64(r.Factor())), local(experts*routeBlock/32))
 }
 
 // divisorEpsilon returns the number that is added to the sum of a token's scores; see
@@ -85,6 +85,6 @@ func (d *Device) RouteGrad(r xpu.Routing, dlogits, slope, dweight xpu.Tensor, zF
 	defer c.end()
 	c.launch("route_grad", c.rows(tokens), c.writes(dlogits), c.reads(r.Probs), c.reads(r.LSE), c.reads(r.Chosen),
 		c.reads(r.RowOf), c.reads(slope), c.reads(dweight), integer(experts), integer(perToken), integer(slopeTokens),
-		number(zFactor), flag(r.Renormalize), divisorEpsilon(r.RouterKind), number(float64(r.Factor())),
-		flag(r.Sigmoid), local(experts))
+		number(zFactor), flag(r.Renormalize), divisorEpsilon(r.RouterKind), number(float64(r.LeastSum)),
+		number(float64(r.Factor())), flag(r.Sigmoid), local(experts))
 }
