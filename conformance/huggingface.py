@@ -70,11 +70,26 @@ def in_files(model, name, tensor):
             key = key.replace(".mlp.", ".block_sparse_moe.")
             for projection, number in ("gate", 1), ("down", 2), ("up", 3):
                 key = key.replace(f".{projection}_proj.", f".w{number}.")
-        yield key, part
+        yield key.replace(".gate.moe_statics.", ".moe_statics."), part
 
 
 def parameters(model):
-    return {key: part.detach() for name, p in model.named_parameters() for key, part in in_files(model, name, p)}
+    return {key: part.detach() for name, p in with_gradients(model) for key, part in in_files(model, name, p)}
+
+
+def rounded(model, dtype):
+    """Returns the parameters in files of a type.
+
+    The routers of ernie4_5_moe are float32 in files of every type.
+    """
+    float32 = ".gate.weight" if model.config.model_type == "ernie4_5_moe" else None
+    kept = {key for key in parameters(model) if float32 and key.endswith(float32)}
+    return {key: w if key in kept else w.to(DTYPES[dtype]) for key, w in parameters(model).items()}
+
+
+def with_gradients(model):
+    """Yields the parameters that are trained: all but the correction biases."""
+    return ((name, p) for name, p in model.named_parameters() if not name.endswith("e_score_correction_bias"))
 
 
 def load(directory, dtype):
@@ -168,11 +183,31 @@ def random_config(r, families):
         (config["rope_parameters"] if FUSED else config)["partial_rotary_factor"] = rotated
         if scaling["rope_type"] == "dynamic" and config["head_dim"] * rotated == 2:
             (config["rope_parameters"] if FUSED else config)["partial_rotary_factor"] = 1.0  # divides by 0
+    if family == "ernie4_5_moe":
+        ernie(r, config)
     if family in GROUPS:
         groups(r, family, config)
     if family in LATENT:
         latent(r, family, config)
     return AutoConfig.for_model(family, **config)
+
+
+def ernie(r, config):
+    """Sets the fields of experts of ernie4_5_moe, so that a layer has experts."""
+    layers, experts = config["num_hidden_layers"], r.choice([1, 3, 8])
+    interval = r.randrange(1, layers + 1)
+    sparse = [l for l in range(layers) if (l + 1) % interval == 0]
+    config |= {
+        "moe_num_experts": experts,
+        "moe_k": r.randrange(1, experts + 1),
+        "moe_num_shared_experts": r.choice([0, 1, 2]),
+        "moe_intermediate_size": r.choice([5, 8, 24]),
+        "moe_layer_interval": interval,
+        "moe_layer_start_index": r.randrange(sparse[-1] + 1),
+    }
+    config["moe_layer_end_index"] = r.choice([-1, max(sparse[0], config["moe_layer_start_index"]), layers - 1])
+    if not any(config["moe_layer_start_index"] <= l <= config["moe_layer_end_index"] for l in sparse):
+        config["moe_layer_end_index"] = -1
 
 
 def groups(r, family, config):
@@ -253,10 +288,11 @@ def clear(model, ids):
     if model.config.model_type in GROUPS:
         return clear_choices(model, ids)
     out = model(ids, output_router_logits=True, use_cache=False)
-    k = model.config.num_experts_per_tok
-    for logits in out.router_logits:
+    k, correction = model.config.num_experts_per_tok, [b for _, b in bias_tensors(model)]
+    for number, logits in enumerate(out.router_logits):
         if k < logits.shape[-1]:
-            p = logits.float().softmax(-1).sort(-1, descending=True).values
+            p = logits.float().softmax(-1)
+            p = (p + correction[number] if correction else p).sort(-1, descending=True).values
             if (p[:, k - 1] - p[:, k]).min() < 1e-5:
                 return False
     return True
@@ -267,7 +303,13 @@ def biases(model):
 
     transformers 4 rounds them to the type of the model.
     """
-    return {name: b.float() for name, b in model.named_buffers() if name.endswith("e_score_correction_bias")}
+    return {key: b.float() for name, b in bias_tensors(model) for key, b in in_files(model, name, b)}
+
+
+def bias_tensors(model):
+    """Returns the correction biases of routers with their names."""
+    tensors = [*model.named_buffers(), *((name, p.detach()) for name, p in model.named_parameters())]
+    return [(name, b) for name, b in tensors if name.endswith("e_score_correction_bias")]
 
 
 def clear_choices(model, ids):
@@ -342,7 +384,7 @@ def compare(tools, directory, reference, ids, what):
     rounding = 1e-7 * max(
         p.grad.norm().item() for p in reference.parameters() if p.grad is not None
     )  # terms that cancel out in small gradients, such as all of a router whose one weight is 1
-    for name, p in reference.named_parameters():
+    for name, p in with_gradients(reference):
         # transformers 4 skips experts without tokens
         for key, g in in_files(reference, name, torch.zeros_like(p) if p.grad is None else p.grad):
             got, norm = mula.pop(key), g.norm().item()
@@ -406,10 +448,13 @@ def from_transformers(tools, tmp, r, number, families):
         with torch.no_grad():
             for p in model.parameters():
                 p.add_(0.2 * torch.randn_like(p)) if p.dim() == 1 else p.mul_(0.7 * config.hidden_size**-0.5 / 0.02)
-            for name, b in model.named_buffers():
-                if name.endswith("e_score_correction_bias"):
-                    b.copy_(0.3 * torch.rand_like(b))
+            for _, b in bias_tensors(model):
+                b.copy_(0.3 * torch.rand_like(b))
+        kept = {name: p.data for name, p in model.named_parameters() if ".mlp.gate." in name or "moe_statics" in name}
         model = model.to(DTYPES[dtype])
+        for name, p in model.named_parameters():
+            if config.model_type == "ernie4_5_moe" and name in kept:
+                p.data = kept[name]
         shutil.rmtree(source, ignore_errors=True)
         if fused:
             source.mkdir()
@@ -440,12 +485,13 @@ def from_transformers(tools, tmp, r, number, families):
             *(["--shard-size", "9k"] if r.random() < 0.5 else []),
         )
     )
-    if text["parameters"] != reference.num_parameters() or text["fused_experts"] != fused:
+    trained = sum(p.numel() for _, p in with_gradients(reference))
+    if text["parameters"] != trained or text["fused_experts"] != fused:
         fail(f"{what}: {text}")
     compare(tools, source, reference, ids, what)
     compare(tools, tmp / "imported", reference, ids, what + ", imported")
     same_weights(
-        {k: v.to(DTYPES[dtype]) for k, v in parameters(reference).items()} | biases(reference),
+        rounded(reference, dtype) | biases(reference),
         stored(tmp / "imported"),
         what + ", imported",
     )
@@ -466,7 +512,7 @@ def from_transformers(tools, tmp, r, number, families):
         kept = {k: v for k, v in stored(out).items() if k.endswith("e_score_correction_bias")}
         same_weights(biases(reference), kept, f"{what}, correction biases exported as {target}")
         same_weights(
-            {k: v.to(DTYPES[target]) for k, v in parameters(reference).items()},
+            rounded(reference, target),
             parameters(load(out, "auto")),
             f"{what}, exported as {target}",
         )
@@ -586,6 +632,7 @@ def main():
     ap.add_argument("--seed", type=int, default=1)
     families = ["olmoe", "olmoe", "olmo", "olmo2", "llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "qwen3_moe"]
     families += ["qwen2_moe", "mixtral", "flex_olmo", "olmo3", "deepseek_v2", "deepseek_v3", "dots1", "glm4_moe"]
+    families += ["ernie4_5_moe"]
     ap.add_argument("--families", nargs="+", default=families, help="one is drawn per model")
     args = ap.parse_args()
     torch.set_num_threads(1)

@@ -55,7 +55,8 @@ func (w *workspace) ownKeys() kvTarget { return kvTarget{k: w.k, v: w.v} }
 func (m *Model) projections(l *layer, st *saved, to kvTarget, known bool) xpu.Projections {
 	cos, sin := m.positions(l)
 	return xpu.Projections{QKV: st.qkv, QWeight: l.qNorm.w, KWeight: l.kNorm.w, Epsilon: m.cfg.NormEps, RQ: st.rq,
-		RK: st.rk, Known: known, Clip: m.cfg.ClipQKV, Cos: cos, Sin: sin, First: to.first, Q: m.ws.q, K: to.k, V: to.v}
+		RK: st.rk, Known: known, Clip: m.cfg.ClipQKV, Cos: cos, Sin: sin,
+		Interleaved: m.cfg.family().interleaved, First: to.first, Q: m.ws.q, K: to.k, V: to.v}
 }
 
 // positions returns the rotations of a layer, from this rank's first position on.

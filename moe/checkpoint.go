@@ -165,11 +165,11 @@ func (c Config) TrainedTensors() []safetensors.Tensor {
 }
 
 // StoredTensors is [Config.Tensors] with the given element type. Correction biases stay F32, as in
-// transformers.
+// transformers, and in [Ernie45MoE] the weights of routers.
 func (c Config) StoredTensors(dtype safetensors.DType) []safetensors.Tensor {
 	list := c.Tensors()
 	for i := range list {
-		if Trained(list[i].Name) {
+		if !c.alwaysFloat32(list[i].Name) {
 			list[i].DType = dtype
 		}
 	}
@@ -215,9 +215,9 @@ func (list *tensorList) layer(c Config, l int) {
 		list.network(names, prefix+names.block+".", h, c.denseWidth())
 		return
 	}
-	list.add(prefix+names.block+".gate.weight", c.Experts, h)
+	list.add(prefix+names.block+routerWeight, c.Experts, h)
 	if f.router.bias {
-		list.add(prefix+names.block+routerBias, c.Experts)
+		list.add(prefix+names.block+f.router.biasName(), f.router.biasShape(c.Experts)...)
 	}
 	if c.SharedSize > 0 {
 		list.network(names, prefix+names.block+f.shared.block(), h, c.SharedSize)

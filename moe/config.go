@@ -28,6 +28,9 @@ const (
 	DeepSeekV3 Architecture = "deepseek_v3" // the same, with sigmoid routers and correction biases
 	Dots1      Architecture = "dots1"       // the attention of Qwen3, otherwise as DeepSeekV3
 	GLM4MoE    Architecture = "glm4_moe"    // a part of each head is rotated, otherwise as Dots1
+
+	// mixture of experts, interleaved rotation, softmax routers with correction biases
+	Ernie45MoE Architecture = "ernie4_5_moe"
 )
 
 // NoToken is the value of a token id of [Config] that is not set.

@@ -109,6 +109,7 @@ func (c Config) validateDense(bad func(field, format string, args ...any) error)
 		return bad("dense_layers", "%v", err)
 	}
 	canonical := layerSet(min(most+1, maxLayers), c.DenseLayers.Has)
+	_, _, _, named := c.expertRange()
 	switch {
 	case most >= c.Layers:
 		return bad("dense_layers", "has layer %d; it must be below num_hidden_layers %d", most, c.Layers)
@@ -116,6 +117,9 @@ func (c Config) validateDense(bad func(field, format string, args ...any) error)
 		return bad("dense_layers", "is %q; write %q", c.DenseLayers, canonical)
 	case layers == c.Layers:
 		return bad("dense_layers", "has all %d layers; at least one layer must have experts", layers)
+	case kind == layerRange && !named:
+		return bad("dense_layers", "is %q; of a first to a last layer, a %s model has experts in the layers whose "+
+			"number plus 1 is a multiple of an interval", c.DenseLayers, c.Architecture)
 	case kind == firstLayers && most != layers-1:
 		return bad("dense_layers", "is %q; a %s model can have dense layers at its start only", c.DenseLayers,
 			c.Architecture)
@@ -133,7 +137,28 @@ const (
 	noDenseLayers denseKind = iota // it has none
 	sparseSteps                    // decoder_sparse_step and mlp_only_layers
 	firstLayers                    // first_k_dense_replace
+	layerRange                     // moe_layer_start_index, moe_layer_end_index and moe_layer_interval
 )
+
+// expertRange returns the first and the last layer with experts, and the interval: the layers l
+// between them have experts if l + 1 is a multiple of it. ok is false if the layers with experts do
+// not have this form.
+func (c Config) expertRange() (first, last, interval int, ok bool) {
+	layers := c.ExpertLayers(0, c.Layers)
+	if len(layers) == 0 {
+		return 0, 0, 0, false
+	}
+	first, last, interval = layers[0], layers[len(layers)-1], 1
+	if len(layers) > 1 {
+		interval = layers[1] - first
+	}
+	for l := first; l <= last; l++ {
+		if ((l+1)%interval == 0) != c.HasExperts(l) {
+			return first, last, interval, false
+		}
+	}
+	return first, last, interval, true
+}
 
 // denseLayers reads the layers without experts, and their width, which is intermediate_size.
 func (f *hfFields) denseLayers(c *Config) {
@@ -165,6 +190,20 @@ func (f *hfFields) denseLayers(c *Config) {
 		}
 		dense = func(l int) bool { return l < first }
 		f.someExperts(c, dense, fmt.Sprintf("first_k_dense_replace %d leaves", first))
+	case layerRange:
+		first, last, interval := 1, -1, 1
+		f.read("moe_layer_start_index", &first)
+		f.read("moe_layer_end_index", &last)
+		if f.read("moe_layer_interval", &interval); interval < 1 {
+			f.fail("moe_layer_interval is %d; it must be at least 1", interval)
+			return
+		}
+		if last == -1 {
+			last = c.Layers - 1
+		}
+		dense = func(l int) bool { return (l+1)%interval != 0 || l < first || l > last }
+		f.someExperts(c, dense, fmt.Sprintf("moe_layer_start_index %d, moe_layer_end_index %d and "+
+			"moe_layer_interval %d leave", first, last, interval))
 	}
 	f.known["intermediate_size"] = true
 	if c.DenseLayers = layerSet(min(c.Layers, maxLayers), dense); c.DenseLayers != "" {
@@ -197,6 +236,10 @@ func (c Config) denseFields(fields map[string]any) {
 			}
 		}
 		fields["decoder_sparse_step"], fields["mlp_only_layers"] = 1, only
+	case kind == layerRange:
+		first, last, interval, _ := c.expertRange()
+		fields["moe_layer_start_index"], fields["moe_layer_end_index"] = first, last
+		fields["moe_layer_interval"] = interval
 	case kind == firstLayers:
 		fields["first_k_dense_replace"] = c.Layers - len(c.ExpertLayers(0, c.Layers))
 	}

@@ -22,6 +22,8 @@ type family struct {
 	scaling         bool // frequencies of the rotary embedding may be scaled; see [RopeScaling]
 	headDim         bool // heads may have another size than hidden_size / num_attention_heads
 
+	interleaved bool // elements 2j and 2j+1 of a head are rotated together; see latent.go for latent attention
+
 	rotaryPart float64 // partial_rotary_factor if it is missing; 0: heads are rotated completely
 
 	windows         windowKind // layers with a sliding window
@@ -40,9 +42,10 @@ type family struct {
 	expertWidth string // field of the width of an expert; "": intermediate_size
 	expertCount string // field of the number of experts; "": num_experts
 	// num_local_experts is not another name of the number of experts in transformers 5
-	oneExpertCount bool
-	renormalized   bool       // routing weights are always renormalised, without norm_topk_prob
-	block          blockNames // zero: mlpNames
+	oneExpertCount  bool
+	expertsPerToken string     // field of the number of experts of a token; "": num_experts_per_tok
+	renormalized    bool       // routing weights are always renormalised, without norm_topk_prob
+	block           blockNames // zero: mlpNames
 
 	dense      denseKind // layers without experts
 	firstDense int       // first_k_dense_replace if it is missing, with firstLayers
@@ -52,8 +55,9 @@ type family struct {
 	upcycled Architecture
 
 	// Field of the number of layers of multi-token prediction. Files have them behind the last
-	// layer. They are not read, and not written. "": none.
-	predictionLayers string
+	// layer, or under names that start with predictionTensors. They are not read, and not written.
+	// "": none.
+	predictionLayers, predictionTensors string
 
 	// The values of transformers for fields that are missing in config.json. Sizes are not among
 	// them: a config.json without sizes is an error, because the defaults of the classes surprise
@@ -65,7 +69,7 @@ type family struct {
 	normEps, auxCoef                   float64
 	ropeTheta                          float64 // 0: 10000
 	padTokenID, bosTokenID, eosTokenID int
-	normTopK                           bool
+	normTopK, tied                     bool // norm_topk_prob, tie_word_embeddings
 	groups, topGroups                  int
 	routingScale                       float64
 
@@ -79,7 +83,7 @@ type family struct {
 var families = map[Architecture]*family{OLMoE: &olmoe, OLMo: &olmo, Llama: &llama, Mistral: &mistral,
 	Qwen2: &qwen2, Qwen3: &qwen3, Qwen3MoE: &qwen3MoE, Mixtral: &mixtral, OLMo2: &olmo2, OLMo3: &olmo3,
 	FlexOLMo: &flexOLMo, DeepSeekV2: &deepSeekV2, DeepSeekV3: &deepSeekV3, Qwen2MoE: &qwen2MoE,
-	Dots1: &dots1, GLM4MoE: &glm4MoE}
+	Dots1: &dots1, GLM4MoE: &glm4MoE, Ernie45MoE: &ernie45MoE}
 
 // blockNames are the names in files of a layer's feed-forward block, and of the projections of a
 // dense network or of an expert.

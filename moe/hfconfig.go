@@ -112,7 +112,8 @@ func WriteConfigJSON(w io.Writer, c Config, dtype safetensors.DType) error {
 		fields["rms_norm_eps"] = fraction(c.NormEps)
 	}
 	if c.moe() {
-		fields[cmp.Or(family.expertCount, "num_experts")], fields["num_experts_per_tok"] = c.Experts, c.ExpertsPerToken
+		fields[cmp.Or(family.expertCount, "num_experts")] = c.Experts
+		fields[cmp.Or(family.expertsPerToken, "num_experts_per_tok")] = c.ExpertsPerToken
 		if fields["output_router_logits"] = false; !family.noAuxCoef {
 			fields["router_aux_loss_coef"] = fraction(c.RouterAuxLossCoef)
 		}
@@ -394,7 +395,7 @@ func (f *hfFields) config() (c Config) {
 	}
 	if c.moe() {
 		c.Experts = f.experts(family)
-		c.ExpertsPerToken = f.size("num_experts_per_tok")
+		c.ExpertsPerToken = f.size(cmp.Or(family.expertsPerToken, "num_experts_per_tok"))
 		switch c.NormTopK = family.renormalized || family.normTopK; {
 		case family.renormalized, family.router.groups == largest: // without norm_topk_prob, or its effect
 		default:
@@ -421,7 +422,8 @@ func (f *hfFields) config() (c Config) {
 			f.fail("clip_qkv is 0; write null for no clipping")
 		}
 	}
-	c.TieEmbeddings = f.bool("tie_word_embeddings")
+	c.TieEmbeddings = family.tied
+	f.read("tie_word_embeddings", &c.TieEmbeddings)
 	c.PadTokenID = f.token("pad_token_id", family.padTokenID)
 	c.BOSTokenID = f.token("bos_token_id", family.bosTokenID)
 	c.EOSTokenID = f.token("eos_token_id", family.eosTokenID)

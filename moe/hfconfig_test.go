@@ -25,7 +25,8 @@ func minimalConfig(architecture Architecture, changes ...string) string {
 		add(family.expertWidth, "32")
 	}
 	if family.experts {
-		text += fmt.Sprintf(`, %q: 8, "num_experts_per_tok": 2`, cmp.Or(family.expertCount, "num_experts"))
+		text += fmt.Sprintf(`, %q: 8, %q: 2`, cmp.Or(family.expertCount, "num_experts"),
+			cmp.Or(family.expertsPerToken, "num_experts_per_tok"))
 	}
 	if family.kvHeads != 0 {
 		add("num_key_value_heads", "4")
@@ -453,6 +454,20 @@ func TestConfigJSONOfSharedExperts(t *testing.T) {
 		{Dots1, `"attention_bias": true`, "attention_bias is true"},
 		{Dots1, `"moe_layer_freq": 2`, "moe_layer_freq is 2"},
 		{Dots1, `"router_aux_loss_coef": 0.1`, "unknown field router_aux_loss_coef"},
+		{Ernie45MoE, `"moe_norm_min": 1e-12, "use_bias": false, "num_nextn_predict_layers": 1`, ""},
+		{Ernie45MoE, `"moe_use_aux_free": true, "moe_gate": "topk", "moe_capacity": [64, 64, 64]`, ""},
+		{Ernie45MoE, `"moe_layer_start_index": 0, "moe_layer_end_index": 0, "moe_num_shared_experts": 0`, ""},
+		{Ernie45MoE, `"moe_layer_interval": 2, "moe_layer_end_index": 9, "tie_word_embeddings": false`, ""},
+		{Ernie45MoE, `"moe_layer_interval": 0`, "moe_layer_interval is 0"},
+		{Ernie45MoE, `"moe_layer_start_index": 2`, "moe_layer_start_index 2, moe_layer_end_index 1 and "},
+		{Ernie45MoE, `"moe_layer_end_index": -2`, "moe_layer_end_index -2"},
+		{Ernie45MoE, `"moe_layer_end_index": null`, "moe_layer_end_index is null"},
+		{Ernie45MoE, `"moe_num_shared_experts": -1`, "moe_num_shared_experts is -1"},
+		{Ernie45MoE, `"moe_norm_min": 1e-6`, "moe_norm_min is 1e-6"},
+		{Ernie45MoE, `"use_bias": true`, "use_bias is true"},
+		{Ernie45MoE, `"num_experts_per_tok": 2`, "unknown field num_experts_per_tok"},
+		{Ernie45MoE, `"norm_topk_prob": true`, "unknown field norm_topk_prob"},
+		{DeepSeekV3, `"moe_num_shared_experts": 1`, "unknown field moe_num_shared_experts"},
 		{Qwen2MoE, `"shared_expert_intermediate_size": 5, "qkv_bias": true`, ""},
 		{Qwen2MoE, `"shared_expert_intermediate_size": 0`, "shared_expert_intermediate_size is 0"},
 		{Qwen2MoE, `"qkv_bias": false`, "qkv_bias is false"},
@@ -601,7 +616,7 @@ func TestConfigJSONOfTransformers(t *testing.T) {
 		if !others {
 			clip = 0
 		}
-		if c.TieEmbeddings != others || c.ClipQKV != clip || (c.KVHeads == 2) != others ||
+		if c.TieEmbeddings != (others != c.family().tied) || c.ClipQKV != clip || (c.KVHeads == 2) != others ||
 			(c.PadTokenID == pad) != others {
 			t.Errorf("%s: %+v", name, c)
 		}

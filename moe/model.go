@@ -414,8 +414,8 @@ func (m *Model) bind() error {
 		if l.hasExperts() && m.biases.Present() {
 			l.bias = m.biases.Index(biased)
 			biased++
-			m.params = append(m.params, &Parameter{Name: list[next].Name, Shape: list[next].Shape, Weight: l.bias,
-				Index: next})
+			m.params = append(m.params, &Parameter{Name: list[next].Name, Shape: list[next].Shape,
+				Weight: l.bias.Reshape(list[next].Shape...), Index: next})
 			next++
 		}
 		hold(parameters(false, l.sharedGateUp.rows(0, own.SharedSize),

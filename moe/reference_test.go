@@ -104,10 +104,14 @@ func (r *reference) turn(x []float64, position int) {
 	d := r.c.HeadDim()
 	for j := range d / 2 {
 		sin, cos := math.Sincos(float64(position) * math.Pow(r.c.RopeTheta, -2*float64(j)/float64(d)))
+		first, second := j, j+d/2
+		if r.c.Architecture == Ernie45MoE {
+			first, second = 2*j, 2*j+1
+		}
 		for head := 0; head < len(x); head += d {
-			a, b := x[head+j], x[head+j+d/2]
-			x[head+j] = a*cos - b*sin
-			x[head+j+d/2] = b*cos + a*sin
+			a, b := x[head+first], x[head+second]
+			x[head+first] = a*cos - b*sin
+			x[head+second] = b*cos + a*sin
 		}
 	}
 }
@@ -322,7 +326,19 @@ func (r *reference) losses(b Batch) losses {
 					gate := r.times(layer+"mlp.shared_expert_gate.weight", in)[0]
 					addTo(y, r.mlp(layer+"mlp.shared_expert.", in), 1/(1+math.Exp(-gate)))
 				}
-				if !c.HasSigmoidRouter() {
+				switch {
+				case c.Architecture == Ernie45MoE:
+					keys, total := slices.Clone(p), 0.0
+					addTo(keys, r.weights[layer+"mlp.moe_statics.e_score_correction_bias"], 1)
+					chosen, _ = largestOf(keys, c.ExpertsPerToken, false)
+					for _, e := range chosen {
+						total += p[e]
+					}
+					for _, e := range chosen {
+						weights = append(weights, p[e]/total)
+					}
+					addTo(y, r.mlp(layer+"mlp.shared_experts.", in), 1)
+				case !c.HasSigmoidRouter():
 					chosen, weights = largestOf(p, c.ExpertsPerToken, c.NormTopK)
 				}
 				for i, e := range chosen {
@@ -462,6 +478,9 @@ func gradientCases(t testing.TB) map[string]Config {
 	layers := gqa
 	layers.Architecture, layers.ClipQKV, layers.SharedSize = Qwen2MoE, 0, 24
 	layers.DenseLayers, layers.DenseSize = "1", 40
+	ernie := gqa
+	ernie.Architecture, ernie.HeadSize, ernie.ClipQKV, ernie.SharedSize = Ernie45MoE, 24, 0, 2*gqa.IntermediateSize
+	ernie.DenseLayers, ernie.DenseSize = "0", 40
 	deepSeek := nano
 	deepSeek.Architecture, deepSeek.VocabSize, deepSeek.HiddenSize, deepSeek.KVHeads = DeepSeekV3, 96, 48, 4
 	deepSeek.QueryRank, deepSeek.KVRank, deepSeek.PlainSize, deepSeek.RotatedSize = 16, 24, 6, 4
@@ -471,7 +490,7 @@ func gradientCases(t testing.TB) map[string]Config {
 	deepSeek.RouterAuxLossCoef = 0
 	return map[string]Config{"deepseek_v3": deepSeek, "nano": nano, "gqa": gqa, "dense": dense, "dense tied": tied,
 		"llama": llama,
-		"qwen2": qwen2, "qwen3_moe": qwen3MoE, "flex_olmo": flexOLMo, "dense layer": layers}
+		"qwen2": qwen2, "qwen3_moe": qwen3MoE, "flex_olmo": flexOLMo, "dense layer": layers, "ernie4_5_moe": ernie}
 }
 
 // Gradients of every tensor agree with central differences of the reference: along random

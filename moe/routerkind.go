@@ -17,6 +17,10 @@ type routerParts struct {
 	bias    bool // correction biases; see [Model.UpdateBiases]
 	groups  groupKind
 	scaled  bool // has the field routed_scaling_factor
+	statics bool // files have correction biases as a matrix of one row in another place than the router's weights
+	float32 bool // files of every type have the routers' weights as float32
+
+	leastSum float32 // least divisor of renormalised routing weights
 }
 
 // A groupKind is the value of a group of experts.
@@ -28,8 +32,33 @@ const (
 	sumOfTwo           // the sum of the two largest scores plus biases; see DeepSeek-V3
 )
 
-// routerBias is the end of the name of a layer's correction biases.
-const routerBias = ".gate.e_score_correction_bias"
+// routerBias is the end of the name of a layer's correction biases, and routerWeight of its
+// router's weights.
+const (
+	routerBias   = ".e_score_correction_bias"
+	routerWeight = ".gate.weight"
+)
+
+// biasName returns the place of correction biases in a layer's feed-forward block.
+func (r routerParts) biasName() string {
+	if r.statics {
+		return ".moe_statics" + routerBias
+	}
+	return ".gate" + routerBias
+}
+
+// biasShape returns the shape of correction biases in files.
+func (r routerParts) biasShape(experts int) []int {
+	if r.statics {
+		return []int{1, experts}
+	}
+	return []int{experts}
+}
+
+// alwaysFloat32 reports whether files of every type have a tensor as float32.
+func (c Config) alwaysFloat32(name string) bool {
+	return !Trained(name) || c.family().router.float32 && strings.HasSuffix(name, routerWeight)
+}
 
 // Trained reports whether a tensor of a model has a gradient, and an optimizer updates it. The
 // correction biases of routers have none; see [Model.UpdateBiases].
@@ -45,7 +74,7 @@ func (c Config) HasSigmoidRouter() bool { return c.family().router.sigmoid }
 func (c Config) routerKind() xpu.RouterKind {
 	r := c.family().router
 	return xpu.RouterKind{Sigmoid: r.sigmoid, Groups: c.Groups, TopGroups: c.TopGroups, SumOfTwo: r.groups == sumOfTwo,
-		Renormalize: c.NormTopK, Scale: float32(c.RoutingScale)}
+		Renormalize: c.NormTopK, LeastSum: r.leastSum, Scale: float32(c.RoutingScale)}
 }
 
 // validateRouter returns an error if the fields of routers do not fit the family.

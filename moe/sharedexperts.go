@@ -18,8 +18,9 @@ import (
 
 // sharedParts describes the shared experts of a family. The zero value is none.
 type sharedParts struct {
-	number string // field of the number of shared experts, each of the width of an expert
-	width  string // field of the width of a single shared expert with a gate
+	number   string // field of the number of shared experts, each of the width of an expert
+	optional bool   // the number may be 0
+	width    string // field of the width of a single shared expert with a gate
 }
 
 func (s sharedParts) exist() bool { return s.number != "" || s.gated() }
@@ -45,7 +46,7 @@ func (c Config) validateShared(bad func(field, format string, args ...any) error
 		return bad(field, "is %d; it must be 0, because a %s model has no shared experts", n, c.Architecture)
 	case shared.gated() && (n < 1 || n > maxWidth):
 		return bad(field, "is %d; it must be between 1 and %d", n, maxWidth)
-	case n < 0 || n > maxWidth || shared.number != "" && (n == 0 || n%c.IntermediateSize != 0):
+	case n < 0 || n > maxWidth || shared.number != "" && (n == 0 && !shared.optional || n%c.IntermediateSize != 0):
 		return bad(field, "is %d; it must be a multiple of intermediate_size %d, up to %d", n, c.IntermediateSize,
 			maxWidth)
 	}
@@ -58,9 +59,12 @@ func (f *hfFields) sharedExperts(c *Config) {
 	case shared.gated():
 		c.SharedSize = f.size(shared.width)
 	case shared.exist():
-		n := f.size(shared.number)
-		if len(f.problems) == 0 && (n < 1 || n > maxExperts) {
-			f.fail("%s is %d; it must be between 1 and %d", shared.number, n, maxExperts)
+		n, least := f.size(shared.number), 1
+		if shared.optional {
+			least = 0
+		}
+		if len(f.problems) == 0 && (n < least || n > maxExperts) {
+			f.fail("%s is %d; it must be between %d and %d", shared.number, n, least, maxExperts)
 		}
 		c.SharedSize = n * c.IntermediateSize
 	}

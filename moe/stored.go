@@ -108,18 +108,20 @@ func (s *Stored) match() error {
 	for i, t := range s.tensors {
 		number[t.Name] = i
 	}
-	gate := "." + s.config.family().blockNames().block + ".gate."
+	family := s.config.family()
+	inMemory := strings.NewReplacer(".mlp.gate."+strings.TrimPrefix(family.router.biasName(), "."),
+		".mlp"+family.router.biasName(), ".mlp.gate.", "."+family.blockNames().block+".gate.")
 	var unexpected, wrong []string
 	predictions := s.predictionLayers(stored)
 	for _, t := range stored {
 		if slices.ContainsFunc(predictions, func(p string) bool { return strings.HasPrefix(t.Name, p) }) {
 			continue
 		}
-		if !slices.Contains(s.types, t.DType) {
+		if !slices.Contains(s.types, t.DType) && !s.config.alwaysFloat32(t.Name) {
 			s.types = append(s.types, t.DType)
 		}
-		// transformers 5 holds the router of every family as mlp.gate
-		pieces := []piece{{strings.Replace(t.Name, ".mlp.gate.", gate, 1), t.Shape, 0}}
+		// transformers 5 holds the router of every family as mlp.gate, with its correction biases
+		pieces := []piece{{inMemory.Replace(t.Name), t.Shape, 0}}
 		if fused, want := s.config.unfuse(t); want != nil {
 			s.fused = true
 			if !slices.Equal(t.Shape, want) {
@@ -173,10 +175,14 @@ func (s *Stored) match() error {
 			missing), some("tensors unexpected", unexpected)))
 }
 
-// predictionLayers returns the prefixes of the names of layers of multi-token prediction. They
-// follow the last layer, and have a matrix eh_proj (https://arxiv.org/abs/2412.19437, equation 21).
+// predictionLayers returns the prefixes of the names of layers of multi-token prediction. Unless
+// the family has its own prefix, they follow the last layer, and have a matrix eh_proj
+// (https://arxiv.org/abs/2412.19437, equation 21).
 func (s *Stored) predictionLayers(stored []safetensors.Tensor) (prefixes []string) {
-	if s.config.family().predictionLayers == "" {
+	switch family := s.config.family(); {
+	case family.predictionTensors != "":
+		return []string{family.predictionTensors}
+	case family.predictionLayers == "":
 		return nil
 	}
 	for _, t := range stored {
@@ -245,7 +251,8 @@ func (c Config) unfuse(t safetensors.Tensor) (pieces []piece, want []int) {
 // Config returns the configuration in config.json.
 func (s *Stored) Config() Config { return s.config }
 
-// Types lists the distinct element types of the weights.
+// Types lists the distinct element types of the weights, without the tensors that files of every
+// type have as float32; see [Config.StoredTensors].
 func (s *Stored) Types() []safetensors.DType { return s.types }
 
 // Fused reports whether the experts of a layer are stored as one tensor.

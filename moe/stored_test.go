@@ -128,6 +128,63 @@ func writeTensors(t *testing.T, path string, tensors []safetensors.Tensor, value
 	}
 }
 
+// Files of bfloat16 have correction biases as float32, and in ernie4_5_moe routers, too. These do
+// not count as another type of the model. Tensors of multi-token prediction are not read.
+func TestStoredFloat32(t *testing.T) {
+	for name, wide := range map[string][]string{
+		"deepseek_v3":  {".mlp.gate.e_score_correction_bias"},
+		"ernie4_5_moe": {".mlp.gate.weight", ".mlp.moe_statics.e_score_correction_bias"},
+	} {
+		c := gradientCases(t)[name]
+		m := newModel(t, c, 1)
+		randomize(m, 3)
+		dir := t.TempDir()
+		if err := m.Save(t.Context(), dir, SaveOptions{DType: safetensors.BF16}); err != nil {
+			t.Fatal(err)
+		}
+		found := 0
+		for _, tensor := range c.StoredTensors(safetensors.BF16) {
+			want := safetensors.BF16
+			if slices.ContainsFunc(wide, func(end string) bool { return strings.HasSuffix(tensor.Name, end) }) {
+				want, found = safetensors.F32, found+1
+			}
+			if tensor.DType != want {
+				t.Errorf("%s: %s is %s, want %s", name, tensor.Name, tensor.DType, want)
+			}
+		}
+		if layers := len(c.ExpertLayers(0, c.Layers)); found != layers*len(wide) {
+			t.Errorf("%s: %d tensors are float32, want %d for each of %d layers", name, found, len(wide), layers)
+		}
+		stored, err := OpenStored(filesystem.OS{}, dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer stored.Close()
+		if !slices.Equal(stored.Types(), []safetensors.DType{safetensors.BF16}) {
+			t.Errorf("%s: element types %v", name, stored.Types())
+		}
+		loaded := newModel(t, c, 1)
+		if err := loaded.Load(filesystem.OS{}, dir); err != nil {
+			t.Fatal(err)
+		}
+		for i, p := range loaded.params {
+			exact := slices.ContainsFunc(wide, func(end string) bool { return strings.HasSuffix(p.Name, end) })
+			if exact && !slices.Equal(p.Weight.Floats(), m.params[i].Weight.Floats()) {
+				t.Errorf("%s: %s was rounded", name, p.Name)
+			}
+		}
+	}
+
+	m := newModel(t, gradientCases(t)["ernie4_5_moe"], 1)
+	dir := t.TempDir()
+	tensors := append(m.cfg.Tensors(), safetensors.Tensor{Name: "model.mtp_block.0.input_layernorm.weight",
+		DType: safetensors.F32, Shape: []int{5}})
+	writeTensors(t, filepath.Join(dir, safetensors.SingleName), tensors, func(string, int) float32 { return 1 })
+	if err := m.Load(filesystem.OS{}, dir); err != nil {
+		t.Error(err)
+	}
+}
+
 // A tied head that is stored all the same is read if it equals the embedding.
 func TestTiedHeadStored(t *testing.T) {
 	m, _ := openGolden(t, "olmo-gqa-tied.safetensors").model(1)

@@ -18,10 +18,10 @@ REQUIRED = {
     "dots1": {"num_experts_per_tok": 6, "n_routed_experts": 128, "n_shared_experts": 2},
 }
 FAMILIES = "olmoe", "olmo", "llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "mixtral", "olmo2", "olmo3", "flex_olmo"
-FAMILIES += "deepseek_v2", "deepseek_v3", "qwen2_moe", "dots1", "glm4_moe"
+FAMILIES += "deepseek_v2", "deepseek_v3", "qwen2_moe", "dots1", "glm4_moe", "ernie4_5_moe"
 for family in FAMILIES:
     clips = family in ("olmoe", "olmo")
-    padded = clips or family in ("olmo2", "olmo3", "flex_olmo")  # has a pad_token_id by default
+    padded = clips or family in ("olmo2", "olmo3", "flex_olmo", "ernie4_5_moe")  # has a pad_token_id by default
     for kind, fields in (
         ("defaults", {}),
         (
@@ -32,7 +32,7 @@ for family in FAMILIES:
                 ],
                 "dtype": "bfloat16",
                 "num_key_value_heads": 2,
-                "tie_word_embeddings": True,
+                "tie_word_embeddings": family != "ernie4_5_moe",  # not the default
                 "bos_token_id": 0,
                 "pad_token_id": None if padded else 3,
                 "use_cache": False,

@@ -31,7 +31,9 @@ VERSIONS = {
     "safetensors": safetensors.__version__,
     "python": sys.version.split()[0],
 }
-NO_LOSSES = "deepseek_v2", "deepseek_v3", "dots1", "glm4_moe"  # transformers has no losses of their routers
+# transformers has no losses of their routers. Its loss of ernie4_5_moe counts choices without
+# biases.
+NO_LOSSES = "deepseek_v2", "deepseek_v3", "dots1", "glm4_moe", "ernie4_5_moe"
 ROWS, LENGTH = 2, 80
 PACKED = [[30, 40, 1, 10], [66, 5]]  # lengths of documents: a row without padding, a row with 10 padding tokens
 
@@ -66,6 +68,8 @@ def formula(name, shape):
     u = uniform(name, int(np.prod(shape)))
     if len(shape) == 1:
         v = np.float32(1) + np.float32(0.5) * u
+    elif name.endswith("e_score_correction_bias"):
+        v = np.float32(0.5) * u
     elif name.endswith(".gate.weight"):
         v = np.float32(1.0) * u
     else:
@@ -86,7 +90,7 @@ def views(model):
             for e in range(p.shape[0]):
                 out[name.replace("down_proj", f"{e}.down_proj.weight")] = (p, (e,))
         else:
-            out[name] = (p, ())
+            out[name.replace(".gate.moe_statics.", ".moe_statics.")] = (p, ())
     if model.config.model_type == "mixtral":
         return {mixtral(name): view for name, view in out.items()}
     return out
@@ -166,7 +170,8 @@ def case(file, family, **fields):
         out["logits"] = r.logits.detach()[:, ::4].contiguous()
         loss.backward()
         for name, (p, index) in views(model).items():
-            out[f"{aux} {name}"] = summary(name, p.grad[index])
+            if p.requires_grad:
+                out[f"{aux} {name}"] = summary(name, p.grad[index])
 
     run("none", 0)
     if moe:
@@ -404,6 +409,21 @@ def main():
     case("dots1", "dots1", **sigmoids, rope_parameters=default, sliding_window=24, max_window_layers=1)
     part = default | dict(partial_rotary_factor=0.5)
     case("glm4-moe", "glm4_moe", **sigmoids, rope_parameters=part, attention_bias=True, use_qk_norm=True)
+    case(
+        "ernie4-5-moe",
+        "ernie4_5_moe",
+        **base,
+        **other,
+        moe_num_experts=6,
+        moe_k=3,
+        moe_num_shared_experts=1,
+        moe_intermediate_size=16,
+        moe_layer_start_index=0,
+        moe_layer_interval=2,
+        num_key_value_heads=2,
+        head_dim=24,
+        tie_word_embeddings=False,
+    )
     case("olmo2", "olmo2", **base, **other, pad_token_id=1, num_key_value_heads=2)
     renormalised = dict(norm_topk_prob=True, num_key_value_heads=2, pad_token_id=None)
     case("flex-olmo", "flex_olmo", **base, **moe, **other, **renormalised)
