@@ -25,6 +25,8 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+
+	"mula/internal/quantity"
 )
 
 func main() {
@@ -99,8 +101,8 @@ type event struct {
 
 // A report counts the tests that have ended.
 type report struct {
-	missing, long, other int // skipped for want of a library, as long tests, or for another reason
-	partly               int // passed without the part that needs a library
+	missing, long, other int64 // skipped for want of a library, as long tests, or for another reason
+	partly               int64 // passed without the part that needs a library
 	packages             []string
 	running              map[string]*testedPackage
 }
@@ -264,25 +266,19 @@ func (p *testedPackage) print(w io.Writer, failed bool) error {
 
 // summary is the line at the end.
 func (r *report) summary() string {
-	tests := func(n int) string {
-		if n == 1 {
-			return "1 test"
-		}
-		return fmt.Sprint(n, " tests")
-	}
 	text := "skipped: no test for want of a library"
 	if r.missing+r.partly > 0 {
-		text = fmt.Sprintf("skipped: %s for want of a library", tests(r.missing))
+		text = fmt.Sprintf("skipped: %s for want of a library", quantity.Plural(r.missing, "test"))
 		if r.partly > 0 {
-			text += fmt.Sprintf(", and part of %s", tests(r.partly))
+			text += fmt.Sprintf(", and part of %s", quantity.Plural(r.partly, "test"))
 		}
 		text += "; to run all (Debian, Ubuntu): apt-get install " + strings.Join(r.packages, " ")
 	}
 	if r.long > 0 {
-		text += fmt.Sprintf("; %s, which make test-long runs", strings.Replace(tests(r.long), " ", " long ", 1))
+		text += fmt.Sprintf("; %s, which make test-long runs", quantity.Plural(r.long, "long test"))
 	}
 	if r.other > 0 {
-		text += fmt.Sprintf("; %s for other reasons, which go test -v names", tests(r.other))
+		text += fmt.Sprintf("; %s for other reasons, which go test -v names", quantity.Plural(r.other, "test"))
 	}
 	return text
 }
