@@ -106,7 +106,7 @@ func (p *process) complete(ctx context.Context, l *locks.Lock) (*finished, error
 		done.Tokens += r.Shard.Tokens
 		done.TextBytes += r.Shard.TextBytes
 	}
-	if err := p.f.waitForWriters(ctx, p.progress.wait); err != nil {
+	if err := p.f.waitForWriters(ctx); err != nil {
 		return nil, err
 	}
 	if err := p.f.unchanged(done.Shards); err != nil {

@@ -392,7 +392,7 @@ func (f *workDir) join(ctx context.Context, want *description) (*finished, error
 			return nil, err
 		}
 		if f.unchanged(written) != nil {
-			if err := f.waitForWriters(ctx, func(string) {}); err != nil {
+			if err := f.waitForWriters(ctx); err != nil {
 				return nil, err
 			}
 			if err := f.unchanged(written); err != nil {
@@ -760,31 +760,18 @@ func (f *workDir) remove(paths []string) error {
 
 // waitForWriters waits until no other process writes a shard. Such a process may replace the files
 // of a complete shard by equal files: it took the shard over from a process that was stopped, and
-// that process continued and completed the shard. waits is called with the process waited for.
-func (f *workDir) waitForWriters(ctx context.Context, waits func(holder string)) error {
+// that process continued and completed the shard.
+func (f *workDir) waitForWriters(ctx context.Context) error {
 	names, err := f.named("shard-*" + locks.Suffix)
 	if err != nil {
 		return err
 	}
 	for _, name := range names {
-		pause := f.o.tuning.poll
-		for {
-			l, holder, err := f.locks.Acquire(name)
-			if err != nil {
-				return err
-			}
-			if l != nil {
-				l.Release()
-				break
-			}
-			waits(holder)
-			select {
-			case <-ctx.Done():
-				return context.Cause(ctx)
-			case <-time.After(pause):
-			}
-			pause = min(pause*3/2, f.o.tuning.maxPoll)
+		l, err := f.locks.Wait(ctx, name, f.o.tuning.poll)
+		if err != nil {
+			return err
 		}
+		l.Release()
 	}
 	return nil
 }
