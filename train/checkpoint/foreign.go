@@ -74,10 +74,8 @@ type ImportOptions struct {
 func Import(ctx context.Context, dir string, from *foreign.State, c moe.Config, state *State, o ImportOptions) error {
 	tensors := c.Tensors()
 	weightsType, kinds := safetensors.F32, []foreign.Kind{foreign.ExpAvg, foreign.ExpAvgSq}
-	names := map[foreign.Kind]string{foreign.Weights: optimizer.Master}
-	for name, kind := range foreign.Moments {
-		names[kind] = name
-	}
+	names := foreign.Names
+	names[foreign.Weights] = optimizer.Master
 	if o.Masters {
 		weightsType, kinds = safetensors.BF16, append([]foreign.Kind{foreign.Weights}, kinds...)
 	}

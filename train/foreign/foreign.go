@@ -26,10 +26,8 @@ const (
 	ExpAvgSq             // AdamW's average of squared gradients
 )
 
-// Moments are the kinds of values of AdamW's state under their names in files.
-var Moments = map[string]Kind{"exp_avg": ExpAvg, "exp_avg_sq": ExpAvgSq}
-
-// Names has the names of the kinds of values, which are names of files of DeepSpeed.
+// Names has the names of the kinds of values in the files of DeepSpeed. mula has the same names for
+// the moments.
 var Names = [3]string{Weights: "fp32", ExpAvg: "exp_avg", ExpAvgSq: "exp_avg_sq"}
 
 // A Parameter is a tensor of weights, with the same tensor of moments.
