@@ -80,6 +80,11 @@ func (c Config) sharedFields(fields map[string]any) {
 	}
 }
 
+// HasSharedGate reports whether a layer has shared experts with a gate.
+func (c Config) HasSharedGate(layer int) bool {
+	return c.HasExperts(layer) && c.SharedSize > 0 && c.family().shared.gated()
+}
+
 func (l *layer) hasShared() bool { return l.sharedGateUp.w.Present() }
 
 // sharedNetwork returns the network of a layer's shared experts.

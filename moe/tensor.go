@@ -172,11 +172,6 @@ func (c Config) SlicedWeights(layer, n int) (all, largest int64) {
 // experts, or shared experts. Ranks of [comm.TP] share its matrices.
 func (c Config) HasNetwork(layer int) bool { return !c.HasExperts(layer) || c.SharedSize > 0 }
 
-// HasSharedGate reports whether a layer has shared experts with a gate.
-func (c Config) HasSharedGate(layer int) bool {
-	return c.HasExperts(layer) && c.SharedSize > 0 && c.family().shared.gated()
-}
-
 // allTokens are the operands of products over the tokens of all ranks of [comm.TP]; absent without
 // such ranks. T' = n·T.
 type allTokens struct {
