@@ -137,6 +137,9 @@ func TestValidateNamesTheField(t *testing.T) {
 		{dense("0-99999999999999999999", 8), "dense_layers"},
 		{dense("0-1000000000000", 8), "dense_layers"},
 		{dense(",", 8), "dense_layers"},
+		{func(c *Config) { // experts in layers 0, 2 and 3
+			c.Architecture, c.Layers, c.NormTopK, c.DenseLayers, c.DenseSize = Ernie45MoE, 4, true, "1", 8
+		}, "dense_layers"},
 	} {
 		c := mustPreset(t, "mula-nano")
 		test.change(&c)

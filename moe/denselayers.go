@@ -118,8 +118,8 @@ func (c Config) validateDense(bad func(field, format string, args ...any) error)
 	case layers == c.Layers:
 		return bad("dense_layers", "has all %d layers; at least one layer must have experts", layers)
 	case kind == layerRange && !named:
-		return bad("dense_layers", "is %q; of a first to a last layer, a %s model has experts in the layers whose "+
-			"number plus 1 is a multiple of an interval", c.DenseLayers, c.Architecture)
+		return bad("dense_layers", "is %q; in a %s model, every n-th layer of a range has experts, and n divides "+
+			"the number of such a layer plus 1", c.DenseLayers, c.Architecture)
 	case kind == firstLayers && most != layers-1:
 		return bad("dense_layers", "is %q; a %s model can have dense layers at its start only", c.DenseLayers,
 			c.Architecture)
