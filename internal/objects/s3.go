@@ -344,11 +344,14 @@ func (u *s3Upload) finish(ctx context.Context, parts int, _ int64) error {
 	}
 	if errors.Is(err, fs.ErrNotExist) {
 		resp, statErr := u.send(ctx, http.MethodHead, u.key, nil, nil, nil)
-		if statErr == nil {
+		switch {
+		case statErr == nil:
 			resp.Body.Close()
 			if resp.Header.Get(uploadMark) == u.mark {
 				return nil // an earlier try succeeded, and its response was lost
 			}
+		case !errors.Is(statErr, fs.ErrNotExist):
+			return statErr // a temporary one has the effect that finish is called again
 		}
 	}
 	return err

@@ -663,27 +663,30 @@ func (s *suite) conditions(t *testing.T) {
 }
 
 // A request that succeeded, but whose response was lost, is not taken as the request of another
-// process when it is repeated.
+// process when it is repeated. This also holds if a request that looks for the cause fails first.
 func (s *suite) lostResponses(t *testing.T) {
-	loseFirst := func() {
+	disturbFirst := func() {
 		seen := make(map[string]bool)
 		var mutex sync.Mutex
 		s.Proxy.Disturb(s.sparing(func(r *http.Request) Fault {
 			mutex.Lock()
 			defer mutex.Unlock()
 			id := r.Method + r.URL.String()
-			lose := !seen[id] && r.Method != http.MethodGet && r.Method != http.MethodHead
+			first := !seen[id]
 			seen[id] = true
-			return Fault{Lose: lose}
+			if first && (r.Method == http.MethodGet || r.Method == http.MethodHead) {
+				return Fault{Status: 503} // the HTTP client itself repeats reads without a response
+			}
+			return Fault{Lose: first}
 		}))
 	}
 	at := s.URL + "lost/x"
-	loseFirst()
+	disturbFirst()
 	info, err := objects.WriteNew(s.ctx, at, []byte("mine"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	loseFirst()
+	disturbFirst()
 	if info, err = objects.Replace(s.ctx, at, []byte("mine, too"), info); err != nil {
 		t.Error(err)
 	}
@@ -691,7 +694,7 @@ func (s *suite) lostResponses(t *testing.T) {
 		t.Errorf("the writer got the version %q, the object has %q, %v", info.Version, now.Version, err)
 	}
 	s.same(t, at, []byte("mine, too"))
-	loseFirst()
+	disturbFirst()
 	want := content(50, 33<<20)
 	w, err := objects.Create(s.ctx, at)
 	if err != nil {
@@ -702,7 +705,7 @@ func (s *suite) lostResponses(t *testing.T) {
 		t.Error(err)
 	}
 	s.same(t, at, want)
-	loseFirst()
+	disturbFirst()
 	if err := objects.Remove(s.ctx, at); err != nil {
 		t.Error(err)
 	}
