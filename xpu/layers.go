@@ -2,6 +2,7 @@ package xpu
 
 import (
 	"encoding/binary"
+	"math"
 	"math/bits"
 	"unsafe"
 )
@@ -57,7 +58,7 @@ type Layers interface {
 	NormGrad(dx, dh, x Tensor, n Norm, dweight Tensor)
 
 	// SplitHeads splits projections into heads: norm, clipping, rotation. Queries are multiplied by
-	// Size^(-1/2).
+	// [Projections.QueryScale].
 	SplitHeads(p Projections)
 
 	// JoinHeads computes the gradients of the projections in dqkv [T, Width] from the gradients of
@@ -256,13 +257,22 @@ type Projections struct {
 	Clip        float64 // bound of queries, keys (after the norm) and values; 0 for none
 	Cos, Sin    Tensor  // [positions, r/2] rotation of a position; r is at most Size
 	Interleaved bool
-	First       int    // position of the first token of each row
-	Q           Tensor // [Rows, Heads, Length, Size]
-	K, V        Tensor // [Rows, KVHeads, Capacity, Size]; positions from First on are written
+	Scale       float64 // factor of queries; 0: Size^(-1/2)
+	First       int     // position of the first token of each row
+	Q           Tensor  // [Rows, Heads, Length, Size]
+	K, V        Tensor  // [Rows, KVHeads, Capacity, Size]; positions from First on are written
 }
 
 // Heads returns the shape of the heads.
 func (p Projections) Heads() Heads { return headsOf(p.Q, p.K) }
+
+// QueryScale returns the factor of queries.
+func (p Projections) QueryScale() float64 {
+	if p.Scale != 0 {
+		return p.Scale
+	}
+	return 1 / math.Sqrt(float64(p.Heads().Size))
+}
 
 // Turned returns the number of rotated elements of a head.
 func (p Projections) Turned() int { return 2 * p.Cos.shape[1] }

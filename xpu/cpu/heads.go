@@ -1,10 +1,6 @@
 package cpu
 
-import (
-	"math"
-
-	"mula/xpu"
-)
+import "mula/xpu"
 
 // projections are [xpu.Projections] in host memory.
 type projections struct {
@@ -13,6 +9,7 @@ type projections struct {
 	QKV, QWeight, KWeight, RQ, RK, Means, Cos, Sin, Q, K, V []float32
 	halves                                                  []uint16 // QKV of BFloat16, instead of QKV
 	Epsilon, Clip                                           float64
+	scale                                                   float32 // of queries
 	Known, Interleaved                                      bool
 	First                                                   int
 }
@@ -22,8 +19,8 @@ func (t *task) setProjections(p xpu.Projections) {
 	t.projections = projections{Heads: p.Heads(), Turned: p.Turned(), QKV: qkv, halves: halves,
 		QWeight: t.weights(0, p.QWeight), KWeight: t.weights(1, p.KWeight),
 		RQ: p.RQ.Floats(), RK: p.RK.Floats(), Means: p.Means.Floats(), Cos: p.Cos.Floats(), Sin: p.Sin.Floats(),
-		Q: p.Q.Floats(), K: p.K.Floats(), V: p.V.Floats(), Epsilon: p.Epsilon, Clip: p.Clip, Known: p.Known,
-		Interleaved: p.Interleaved, First: p.First}
+		Q: p.Q.Floats(), K: p.K.Floats(), V: p.V.Floats(), Epsilon: p.Epsilon, Clip: p.Clip,
+		scale: float32(p.QueryScale()), Known: p.Known, Interleaved: p.Interleaved, First: p.First}
 }
 
 // SplitHeads splits projections into heads; see [xpu.Layers].
@@ -36,7 +33,6 @@ func (h *Host) SplitHeads(p xpu.Projections) {
 		p := &t.projections
 		d, s, width := p.Size, p.Length, p.Width()
 		q, kv := p.Heads.Heads*d, p.KVHeads*d
-		scale := float32(1 / math.Sqrt(float64(d)))
 		buffer := t.host.buffers.Get()
 		defer t.host.buffers.Put(buffer)
 		for i := lo; i < hi; i++ {
@@ -45,7 +41,7 @@ func (h *Host) SplitHeads(p xpu.Projections) {
 			rq, rk := p.roots(x[:q], p.QWeight, p.RQ, i), p.roots(x[q:q+kv], p.KWeight, p.RK, i)
 			r := p.rotation(p.First + pos)
 			for a := range p.Heads.Heads {
-				writeHead(p.Q[((row*p.Heads.Heads+a)*s+pos)*d:][:d], x[a*d:][:d], p.QWeight, a*d, rq, p.Clip, r, scale)
+				writeHead(p.Q[((row*p.Heads.Heads+a)*s+pos)*d:][:d], x[a*d:][:d], p.QWeight, a*d, rq, p.Clip, r, p.scale)
 			}
 			for g := range p.KVHeads {
 				place := ((row*p.KVHeads+g)*p.Capacity + p.First + pos) * d
@@ -151,7 +147,6 @@ func (h *Host) JoinHeads(p xpu.Projections, dqkv, dk, dv, dqWeight, dkWeight xpu
 		p := &t.projections
 		d, s, width := p.Size, p.Length, p.Width()
 		q, kv := p.Heads.Heads*d, p.KVHeads*d
-		scale := float32(1 / math.Sqrt(float64(d)))
 		weights := len(p.QWeight) + len(p.KWeight)
 		sums := t.partial[part*weights:][:weights]
 		clear(sums)
@@ -162,7 +157,7 @@ func (h *Host) JoinHeads(p xpu.Projections, dqkv, dk, dv, dqWeight, dkWeight xpu
 			row, pos := i/s, i%s
 			turn := p.rotation(pos)
 			for a := range p.Heads.Heads {
-				turn.turnBack(dx[a*d:][:d], dx[a*d:][:d], scale)
+				turn.turnBack(dx[a*d:][:d], dx[a*d:][:d], p.scale)
 			}
 			for g := range p.KVHeads {
 				place := ((row*p.KVHeads+g)*s + pos) * d
@@ -196,7 +191,6 @@ func (h *Host) SumHeads(sums xpu.Tensor, p xpu.Projections, dqkv, dk xpu.Tensor)
 		p := &t.projections
 		d, s, width := p.Size, p.Length, p.Width()
 		q, kv, tokens := p.Heads.Heads*d, p.KVHeads*d, len(t.dst)/2
-		scale := float32(1 / math.Sqrt(float64(d)))
 		numbers, gradient := t.host.buffers.Get(), t.host.buffers.Get()
 		defer t.host.buffers.Put(numbers)
 		defer t.host.buffers.Put(gradient)
@@ -218,7 +212,7 @@ func (h *Host) SumHeads(sums xpu.Tensor, p xpu.Projections, dqkv, dk xpu.Tensor)
 			}
 			queries, keys := 0.0, 0.0
 			for a := range p.Heads.Heads {
-				queries += part(t.x[i*width+a*d:][:d], x[a*d:][:d], p.QWeight[a*d:][:d], p.RQ[i], scale)
+				queries += part(t.x[i*width+a*d:][:d], x[a*d:][:d], p.QWeight[a*d:][:d], p.RQ[i], p.scale)
 			}
 			for g := range p.KVHeads {
 				keys += part(t.y[((row*p.KVHeads+g)*s+pos)*d:][:d], x[q+g*d:][:d], p.KWeight[g*d:][:d], p.RK[i], 1)

@@ -14,6 +14,12 @@ import (
 
 // A headsCase is a case of projections and their heads.
 type headsCase struct {
+	headsShape
+	factor float64 // of queries; 0: Size^(-1/2)
+}
+
+// A headsShape is a case without the factor of queries.
+type headsShape struct {
 	xpu.Heads
 	first         int
 	normed, known bool
@@ -25,14 +31,14 @@ type headsCase struct {
 
 func (c headsCase) String() string {
 	return fmt.Sprintf("%d rows of %d, %d and %d heads of %d, from position %d, room for %d, normed %v, "+
-		"each head %v, known %v, clip %g, %d elements not rotated, interleaved %v",
+		"each head %v, known %v, clip %g, %d elements not rotated, interleaved %v, factor %g",
 		c.Rows, c.Length, c.Heads.Heads, c.KVHeads, c.Size, c.first, c.Capacity, c.normed, c.each, c.known,
-		c.clip, c.plain, c.interleaved)
+		c.clip, c.plain, c.interleaved, c.factor)
 }
 
 func headsFamily(t *testing.T, d xpu.Device, tolerance float64) {
 	tolerance = min(tolerance, 1e-5) // no product whose operands would be rounded
-	for i, c := range []headsCase{
+	for i, shape := range []headsShape{
 		{xpu.Heads{Rows: 1, Length: 1, Heads: 1, KVHeads: 1, Size: 2, Capacity: 1}, 0, true, false, false, 0, 0, false},
 		{xpu.Heads{Rows: 2, Length: 5, Heads: 4, KVHeads: 2, Size: 6, Capacity: 5}, 0, true, false, false, 0.8, 0,
 			false},
@@ -77,14 +83,15 @@ func headsFamily(t *testing.T, d xpu.Device, tolerance float64) {
 		{xpu.Heads{Rows: 1, Length: 9, Heads: 4, KVHeads: 2, Size: 34, Capacity: 9}, 0, true, false, false, 0.9, 0,
 			true},
 	} {
+		c := headsCase{shape, []float64{0, 0, 0.35}[i%3]}
 		t.Run(c.String(), func(t *testing.T) { c.check(t, d, tolerance, uint64(i)) })
 	}
 	t.Run("random shapes", func(t *testing.T) {
 		rapid.Check(t, func(t *rapid.T) {
-			c := headsCase{Heads: xpu.Heads{Rows: rapid.IntRange(1, 3).Draw(t, "rows"),
+			c := headsCase{headsShape: headsShape{Heads: xpu.Heads{Rows: rapid.IntRange(1, 3).Draw(t, "rows"),
 				KVHeads: rapid.IntRange(1, 3).Draw(t, "heads of keys"),
 				Length:  rapid.IntRange(1, 40).Draw(t, "length"), Size: 2 * rapid.IntRange(1, 40).Draw(t,
-					"half a head")}}
+					"half a head")}}}
 			c.Heads.Heads = c.KVHeads * rapid.IntRange(1, 3).Draw(t, "share")
 			c.first = rapid.SampledFrom([]int{0, 0, 5}).Draw(t, "first")
 			c.Capacity = c.first + c.Length
@@ -96,6 +103,7 @@ func headsFamily(t *testing.T, d xpu.Device, tolerance float64) {
 			c.clip = rapid.SampledFrom([]float64{0, 0.3, 1}).Draw(t, "clip")
 			c.plain = 2 * rapid.SampledFrom([]int{0, 0, 1, c.Size / 4, c.Size/2 - 1}).Draw(t, "not rotated")
 			c.plain, c.interleaved = min(c.plain, c.Size-2), rapid.Bool().Draw(t, "interleaved")
+			c.factor = rapid.SampledFrom([]float64{0, 0.02, 1}).Draw(t, "factor of queries")
 			c.check(t, d, tolerance, rapid.Uint64().Draw(t, "seed"))
 		})
 	})
@@ -158,7 +166,12 @@ func (c headsCase) check(t tester, d xpu.Device, tolerance float64, seed uint64)
 	tokens, width, size := c.Rows*c.Length, c.Width(), c.Size
 	queries, keys := c.Heads.Heads*size, c.KVHeads*size
 	qkv := random(r, tokens*width)
-	p := xpu.Projections{Epsilon: 1e-5, Known: c.known, Clip: c.clip, First: c.first, Interleaved: c.interleaved}
+	p := xpu.Projections{Epsilon: 1e-5, Known: c.known, Clip: c.clip, First: c.first, Interleaved: c.interleaved,
+		Scale: c.factor}
+	ofQueries := c.factor
+	if ofQueries == 0 {
+		ofQueries = 1 / math.Sqrt(float64(size))
+	}
 	sides := []side{{at: 0, heads: c.Heads.Heads}, {at: queries, heads: c.KVHeads},
 		{at: queries + keys, heads: c.KVHeads}}
 	roots := make([][]float32, 2)
@@ -222,8 +235,8 @@ func (c headsCase) check(t tester, d xpu.Device, tolerance float64, seed uint64)
 					other := clipped(head*size + at)
 					want[i].sum[to], want[i].scale[to] = v*co+other*si*turn, math.Abs(v)+math.Abs(other)
 					if i == 0 {
-						want[i].sum[to] /= math.Sqrt(float64(size))
-						want[i].scale[to] /= math.Sqrt(float64(size))
+						want[i].sum[to] *= ofQueries
+						want[i].scale[to] *= ofQueries
 					}
 				}
 			}
@@ -273,7 +286,7 @@ func (c headsCase) check(t tester, d xpu.Device, tolerance float64, seed uint64)
 			from := func(j int) float64 { // the gradient of element j of the side
 				switch head := j / size; i {
 				case 0:
-					return float64(dqkv[out+j]) / math.Sqrt(float64(size))
+					return float64(dqkv[out+j]) * ofQueries
 				case 1:
 					return float64(dk[place(i, head, token)+j%size])
 				default:

@@ -1,10 +1,6 @@
 package gpu
 
-import (
-	"math"
-
-	"mula/xpu"
-)
+import "mula/xpu"
 
 // SplitHeads splits projections into heads; see [mula/xpu.Layers].
 func (d *Device) SplitHeads(p xpu.Projections) {
@@ -21,11 +17,8 @@ func (d *Device) SplitHeads(p xpu.Projections) {
 		c.writes(p.RQ), c.writes(p.RK), c.reads(p.Cos), c.reads(p.Sin), integer(h.Length), integer(h.Heads),
 		integer(h.KVHeads), integer(h.Size), integer(p.Turned()), flag(p.Interleaved),
 		integer(p.First), integer(h.Capacity), integer(qNorms), integer(kNorms), number(p.Epsilon), flag(p.Known),
-		number(p.Clip), queryScale(h.Size))
+		number(p.Clip), number(p.QueryScale()))
 }
-
-// queryScale returns the factor of queries.
-func queryScale(size int) argument { return number(1 / math.Sqrt(float64(size))) }
 
 // JoinHeads computes the gradients of projections from the gradients of heads.
 func (d *Device) JoinHeads(p xpu.Projections, dqkv, dk, dv, dqWeight, dkWeight xpu.Tensor) {
@@ -45,7 +38,7 @@ func (d *Device) JoinHeads(p xpu.Projections, dqkv, dk, dv, dqWeight, dkWeight x
 		typed(c.reads(p.QWeight)), typed(c.reads(p.KWeight)), c.reads(p.RQ), c.reads(p.RK), c.reads(p.Means),
 		c.reads(p.Cos), c.reads(p.Sin), partial, integer(tokens), integer(each), integer(h.Length), integer(h.Heads),
 		integer(h.KVHeads), integer(h.Size), integer(p.Turned()), flag(p.Interleaved), integer(qNorms),
-		integer(kNorms), number(p.Clip), queryScale(h.Size))
+		integer(kNorms), number(p.Clip), number(p.QueryScale()))
 	if queries > 0 {
 		c.addPartial(dqWeight, partial, parts, queries+keys)
 	}
@@ -67,5 +60,5 @@ func (d *Device) SumHeads(sums xpu.Tensor, p xpu.Projections, dqkv, dk xpu.Tenso
 	c.launch("sum_heads", c.rows(tokens), c.writes(sums), typed(c.reads(p.QKV)), typed(c.reads(p.QWeight)),
 		typed(c.reads(p.KWeight)), c.reads(p.RQ), c.reads(p.RK), c.reads(p.Cos), c.reads(p.Sin), c.reads(dqkv),
 		c.reads(dk), integer(tokens), integer(h.Length), integer(h.Heads), integer(h.KVHeads), integer(h.Size),
-		integer(p.Turned()), flag(p.Interleaved), number(p.Clip), queryScale(h.Size))
+		integer(p.Turned()), flag(p.Interleaved), number(p.Clip), number(p.QueryScale()))
 }
