@@ -122,9 +122,9 @@ const (
 // The same in two steps of the products that read operands as they are in memory, of a compiler
 // with 2D block loads: forward (NT), to inputs (NN), to weights (TN).
 const (
-	forwardShare  = 32. * dpasClocks / (32*dpasClocks + 58)
-	backwardShare = 32. * dpasClocks / (32*dpasClocks + 37)
-	gradientShare = 32. * dpasClocks / (32*dpasClocks + 166)
+	forwardShare  = 32. * dpasClocks / (32*dpasClocks + 69)
+	backwardShare = 32. * dpasClocks / (32*dpasClocks + 48)
+	gradientShare = 32. * dpasClocks / (32*dpasClocks + 174)
 	packedShare   = 32. * dpasClocks / (32*dpasClocks + 51) // of packed operands
 )
 

@@ -93,13 +93,14 @@ type shape struct {
 	options   string // for tests: compiler options
 	tile      tensorTile
 	direct    bool   // the device has the loads of pvc_direct.cl
+	tall      int    // rows of a group from which its products have work-groups of tallSide sub-groups
 	emulated  string // for tests: the file whose matrix instructions are emulated on any device
 	emulate   string // for tests: definitions for that
 }
 
 var (
 	processorShape = shape{processor: true, group: 1}
-	gpuShape       = shape{group: 128, chains: 16 << 20, tile: largeTile}
+	gpuShape       = shape{group: 128, chains: 16 << 20, tile: largeTile, tall: tallRows}
 )
 
 // New creates the device. It fails if it cannot create a queue, or if the driver's compiler

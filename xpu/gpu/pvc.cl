@@ -1,13 +1,11 @@
 // Products of bfloat16 by the matrix instruction of Intel's Data Center GPU Max (Ponte Vecchio); see dpas.cl. A sub-group computes a tile of 32×64 of C:
 // 4×4 blocks. For a step it reads a panel of A and a panel of B. Weights, which are packed as B, and C may be bfloat16 in memory.
 
-#define SUBGROUP_COUNT 16
-
 #include "dpas.cl"
 #include "groups.cl"
 #include "pvc_tile.cl"
 
-kernel void pvc_plan(MEMORY(int, plan), MEMORY(const int, counts), const int groups, const int rows)
+kernel void pvc_plan(MEMORY(int, plan), MEMORY(const int, counts), const int groups, const int rows, const int band_rows)
 {
 	LOCATE(plan);
 	const int group = get_global_id(0);
@@ -21,13 +19,13 @@ kernel void pvc_plan(MEMORY(int, plan), MEMORY(const int, counts), const int gro
 			row += n;
 			panel += (n + TILE_ROWS - 1) / TILE_ROWS;
 			step += (n + 2 * STEP - 1) / (2 * STEP) * 2;
-			band += (n + BAND_ROWS - 1) / BAND_ROWS;
+			band += (n + band_rows - 1) / band_rows;
 		}
 	} else if (group > 0) {
 		row = rows;
 		panel = (rows + TILE_ROWS - 1) / TILE_ROWS;
 		step = (rows + 2 * STEP - 1) / (2 * STEP) * 2;
-		band = (rows + BAND_ROWS - 1) / BAND_ROWS;
+		band = (rows + band_rows - 1) / band_rows;
 	}
 	ROW(plan, groups)[group] = row;
 	PANEL(plan, groups)[group] = panel;

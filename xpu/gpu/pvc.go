@@ -45,14 +45,19 @@ func (d *Device) matrixFile() string {
 // matrixProgram returns that file with its options. On Ponte Vecchio each thread of its kernels has
 // the registers of two threads.
 func (d *Device) matrixProgram(file string) program {
-	options := d.shape.emulate
-	switch {
-	case file == nvidiaFile:
-		options += " " + d.shape.tile.options()
-	case options == "":
-		options = "-cl-intel-256-GRF-per-thread"
+	options := d.matrixOptions()
+	if file == nvidiaFile {
+		options = d.shape.emulate + " " + d.shape.tile.options()
 	}
 	return d.program(file, strings.TrimSpace(options))
+}
+
+// matrixOptions returns the options of the kernels for Ponte Vecchio.
+func (d *Device) matrixOptions() string {
+	if d.shape.emulate != "" {
+		return d.shape.emulate
+	}
+	return "-cl-intel-256-GRF-per-thread"
 }
 
 // Sources returns the programs that a device compiles, including the programs compiled at first
@@ -69,6 +74,11 @@ func Sources(device *opencl.Device, precision xpu.Precision) []opencl.Source {
 		}
 	}
 	if d.matrixFile() == pvcFile {
+		if d.shape.direct {
+			p := d.program(directFile, d.directOptions())
+			p.source.Name += fmt.Sprintf(" -DHIGH=%d", tallSide)
+			all = append(all, p)
+		}
 		for _, depth := range matrixDepths {
 			p := d.program(attendMatrixFile, d.attendMatrixOptions(depth))
 			p.source.Name += fmt.Sprintf(" -DDEPTH=%d", depth)
@@ -115,10 +125,11 @@ type operand struct {
 	term, index int
 }
 
-// plan counts panels, steps and bands of groups. Without counts there is one group of all rows.
-func (c *command) plan(counts xpu.Tensor, groups, rows int) argument {
+// plan counts panels, steps, and bands of band rows of groups. Without counts there is one group of
+// all rows.
+func (c *command) plan(counts xpu.Tensor, groups, rows, band int) argument {
 	plan := c.take(4 * (groups + 1))
-	c.launch("pvc_plan", items(groups+1), plan, c.reads(counts), integer(groups), integer(rows))
+	c.launch("pvc_plan", items(groups+1), plan, c.reads(counts), integer(groups), integer(rows), integer(band))
 	return plan
 }
 
@@ -130,7 +141,7 @@ func pieces(groups, rows, size int) int { return min(rows, rows/size+groups) }
 // matrix of weights.
 func (c *command) multiplyRows(p product, groups int, a, b operand, weights bool) {
 	steps, panels, across := 2*over(p.k, 2*matrixStep), pieces(groups, p.m, matrixRows), over(p.n, matrixColumns)
-	plan := c.plan(p.counts, groups, p.m)
+	plan := c.plan(p.counts, groups, p.m, matrixSide*matrixRows)
 	left := c.take(panels * steps * matrixRows * matrixStep / 2)
 	c.launch("pvc_pack_rows", grid{[3]int{panels, over(steps, 8), 1}, [3]int{matrixRows, 8, 1}},
 		left, typed(a.memory), plan, integer(groups), long(a.index), long(a.term), integer(p.k), integer(steps))
@@ -141,7 +152,8 @@ func (c *command) multiplyRows(p product, groups int, a, b operand, weights bool
 			right, typed(b.memory), long(p.stack), long(b.term), long(b.index), integer(p.k), integer(p.n),
 			integer(steps))
 	}
-	c.launch("pvc_product", c.matrixGrid(over(across, matrixSide), pieces(groups, p.m, matrixSide*matrixRows), 1),
+	c.launch("pvc_product",
+		c.matrixGrid(matrixSide, over(across, matrixSide), pieces(groups, p.m, matrixSide*matrixRows), 1),
 		typed(c.writes(p.c)), left, right, plan, integer(groups), integer(p.ldc), integer(p.n), integer(steps),
 		flag(p.accumulate))
 }
@@ -150,25 +162,25 @@ func (c *command) multiplyRows(p product, groups int, a, b operand, weights bool
 func (c *command) sumRows(p product, a, b operand) {
 	groups := p.counts.Elements()
 	steps, down, across := 2*pieces(groups, p.k, 2*matrixStep), over(p.m, matrixRows), over(p.n, matrixColumns)
-	plan := c.plan(p.counts, groups, p.k)
+	plan := c.plan(p.counts, groups, p.k, matrixSide*matrixRows)
 	left := c.take(down * steps * matrixRows * matrixStep / 2)
 	c.launch("pvc_pack_left", grid{[3]int{down, over(steps, 8), 1}, [3]int{matrixRows, 8, 1}},
 		left, typed(a.memory), plan, integer(groups), long(a.term), long(a.index), integer(p.m), integer(steps))
 	right := c.take(across * steps * matrixColumns * matrixStep / 2)
 	c.launch("pvc_pack_right", grid{[3]int{across, over(steps, 4), 1}, [3]int{matrixColumns, 4, 1}},
 		right, typed(b.memory), plan, integer(groups), long(b.term), long(b.index), integer(p.n), integer(steps))
-	c.launch("pvc_weight_grad", c.matrixGrid(over(across, matrixSide), over(down, matrixSide), groups),
+	c.launch("pvc_weight_grad", c.matrixGrid(matrixSide, over(across, matrixSide), over(down, matrixSide), groups),
 		typed(c.writes(p.c)), left, right, plan, integer(groups), long(p.m*p.n), integer(p.ldc), integer(p.m),
 		integer(p.n), integer(steps), flag(p.accumulate))
 }
 
-// matrixGrid returns a grid of work-groups of 4 × 4 sub-groups.
-func (c *command) matrixGrid(x, y, z int) grid {
+// matrixGrid returns a grid of work-groups of high × 4 sub-groups.
+func (c *command) matrixGrid(high, x, y, z int) grid {
 	lanes := matrixLanes
 	if c.d.shape.emulate != "" {
 		lanes = 1
 	}
-	return groups(matrixSide*matrixSide*lanes, x, y, z)
+	return groups(high*matrixSide*lanes, x, y, z)
 }
 
 // packedOperands are the packed operands that are kept, guarded by Device.mu. They are dropped when

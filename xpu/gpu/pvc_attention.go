@@ -35,11 +35,7 @@ func (d *Device) attendDepth(a xpu.Attention) int {
 
 // attendMatrixOptions returns the options of pvc_attention.cl.
 func (d *Device) attendMatrixOptions(depth int) string {
-	options := d.shape.emulate
-	if options == "" {
-		options = "-cl-intel-256-GRF-per-thread"
-	}
-	return fmt.Sprintf("%s -DDEPTH=%d", options, depth)
+	return fmt.Sprintf("%s -DDEPTH=%d", d.matrixOptions(), depth)
 }
 
 // A headPacking packs the heads of an attention for pvc_attention.cl.

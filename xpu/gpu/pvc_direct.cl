@@ -5,14 +5,22 @@
 // row l in memory. For the turned A, these are two rows of a term, so the compiler separates them: two moves for each register. For a B of rows, they are two
 // terms of a column, which is the order of dpas. For a turned B, another load makes pairs of rows.
 
-#define SUBGROUP_COUNT 16
-
 #include "dpas.cl"
 #include "groups.cl"
 #include "pvc_tile.cl"
 
 // A matrix in memory. Rows have `width` numbers, at least 32, and are `pitch` apart, a multiple of 8. `at` is a multiple of 64 bytes.
 typedef struct { global const ushort *at; int width, height, pitch; } matrix;
+
+// C in memory: numbers of float or bfloat16, whose rows are `ld` apart. With `blocks`, it can be written by blocks with two dimensions, which omit what is
+// beyond its edges.
+typedef struct { global void *at; int bf16, blocks, width, height, ld; } result;
+
+// Writes a tile at a row and a column, element by element.
+inline void store_elements(const result c, const c_block sum[4][4], const int row, const int column, const int accumulate)
+{
+	store_tile(MOVE(c.at, c.bf16, (size_t)row * c.ld + column), c.bf16, c.ld, sum, c.height - row, c.width - column, accumulate);
+}
 
 #ifdef EMULATED
 
@@ -50,6 +58,27 @@ inline void load_right_turned(b_block right[4], const matrix b, const int column
 }
 
 #define prefetch_block(x, column, row)
+#define arrive()
+#define await()
+
+inline void store_result(const result c, const c_block sum[4][4], const int row, const int column, const int accumulate)
+{
+	if (!c.blocks) {
+		store_elements(c, sum, row, column, accumulate);
+		return;
+	}
+	for (int i = 0; i < TILE_ROWS; i++)
+		for (int j = 0; j < TILE_COLUMNS; j++)
+			if (row + i < c.height && column + j < c.width) {
+				const size_t at = (size_t)(row + i) * c.ld + column + j;
+				const float x = sum[i / 8][j / 16].lane[j % 16][i % 8];
+				if (!c.bf16) {
+					global float *y = (global float *)c.at + at;
+					*y = accumulate ? x + *y : x;
+				} else
+					store_sum((global ushort *)c.at + at, x, accumulate);
+			}
+}
 
 #else
 
@@ -78,6 +107,58 @@ inline void read_pairs(uint8 v[2], const matrix x, const int column, const int r
 
 // Starts to load 32 rows × 32 numbers to the first-level cache.
 inline void prefetch_block(const matrix x, const int column, const int row) { intel_sub_group_2d_block_prefetch_16b_32r16x2c(BLOCK(x, column, row)); }
+
+// A split barrier: no sub-group passes await() before all sub-groups of the work-group have called arrive(). No memory is made visible.
+#ifdef cl_intel_split_work_group_barrier
+#define arrive() intel_work_group_barrier_arrive(0)
+#define await() intel_work_group_barrier_wait(0)
+#else
+#define arrive()
+#define await()
+#endif
+
+#define RESULT(c, bytes, column, row) (c).at, (bytes) * (c).width, (c).height, (bytes) * (c).ld, (int2)(column, row)
+
+// 8 rows × 16 numbers.
+inline void write_block(const result c, float8 x, const int column, const int row, const int accumulate)
+{
+	uint v[8];
+	if (accumulate) {
+		intel_sub_group_2d_block_read_32b_8r16x1c(RESULT(c, 4, column, row), v);
+		x += as_float8(vload8(0, v));
+	}
+	vstore8(as_uint8(x), 0, v);
+	intel_sub_group_2d_block_write_32b_8r16x1c(RESULT(c, 4, column, row), v);
+}
+
+inline void write_rounded_block(const result c, float8 x, const int column, const int row, const int accumulate)
+{
+	ushort v[8];
+	if (accumulate) {
+		intel_sub_group_2d_block_read_16b_8r16x1c(RESULT(c, 2, column, row), v);
+		x += as_float8(convert_uint8(vload8(0, v)) << 16);
+	}
+	#pragma unroll
+	for (int i = 0; i < 8; i++)
+		v[i] = round_lanes(x[i]);
+	intel_sub_group_2d_block_write_16b_8r16x1c(RESULT(c, 2, column, row), v);
+}
+
+inline void store_result(const result c, const c_block sum[4][4], const int row, const int column, const int accumulate)
+{
+	if (!c.blocks) {
+		store_elements(c, sum, row, column, accumulate);
+		return;
+	}
+	#pragma unroll
+	for (int i = 0; i < 4; i++)
+		#pragma unroll
+		for (int j = 0; j < 4; j++)
+			if (c.bf16)
+				write_rounded_block(c, sum[i][j], column + 16 * j, row + 8 * i, accumulate);
+			else
+				write_block(c, sum[i][j], column + 16 * j, row + 8 * i, accumulate);
+}
 
 #else
 
@@ -110,6 +191,9 @@ inline void read_pairs(uint8 v[2], const matrix x, const int column, const int r
 }
 
 #define prefetch_block(x, column, row)
+#define arrive()
+#define await()
+#define store_result store_elements
 
 #endif
 
@@ -151,18 +235,21 @@ inline void load_right_turned(b_block right[4], const matrix b, const int column
 
 #endif
 
-// A tile of the product: rows × columns elements of C. Its first row and its first column are at `row` and `column` of A and B, and its terms are `first` …
-// `last` - 1. Two steps of a work-group have 12 blocks of 32×32 numbers: 4 of A and 8 of B. A sub-group prefetches one of them.
+// The tile of a product at a row and a column of C, which are the rows and columns of A and B, too. Its terms are `first` … `last` - 1. A sub-group whose
+// tile is outside of C is idle: it has no products, but prefetches and keeps step.
+//
+// Two steps of a work-group have blocks of 32×32 numbers: HIGH of A and 2·SIDE of B. The first sub-groups prefetch one of them each. The barrier keeps
+// sub-groups within two steps of each other, so that their shared operands are in the first-level cache.
+#define PIECES (HIGH + 2 * SIDE)
 #define MULTIPLY(name, left_form, right_form, LEFT_AT, RIGHT_AT) \
-inline void name(global void *c, const int bf16, const size_t ld, const matrix a, const matrix b, const int row, const int column, const int first, \
-	const int last, const int rows, const int columns, const int accumulate) \
+inline void name(const result c, const matrix a, const matrix b, const int row, const int column, const int first, const int last, const int accumulate) \
 { \
-	const int piece = SUBGROUP % (3 * SIDE); \
+	const int busy = row < c.height && column < c.width, piece = SUBGROUP, stop = piece < PIECES ? last : first; \
 	matrix ahead = b; \
-	if (piece < SIDE) \
+	if (piece < HIGH) \
 		ahead = a; \
 	const int ahead_row = row + (piece - SUBGROUP / SIDE) * TILE_ROWS; \
-	const int ahead_column = column - SUBGROUP % SIDE * TILE_COLUMNS + (piece - SIDE) * (TILE_COLUMNS / 2); \
+	const int ahead_column = column - SUBGROUP % SIDE * TILE_COLUMNS + (piece - HIGH) * (TILE_COLUMNS / 2); \
 	c_block sum[4][4]; \
 	_Pragma("unroll") \
 	for (int i = 0; i < 4; i++) \
@@ -170,26 +257,31 @@ inline void name(global void *c, const int bf16, const size_t ld, const matrix a
 		for (int j = 0; j < 4; j++) \
 			sum[i][j] = zero_block(); \
 	for (int term = first; term < last; term += 2 * STEP) { \
+		arrive(); \
 		const int next = term + AHEAD * STEP; \
-		if (next < last) { \
+		if (next < stop) { \
 			const int2 left = LEFT_AT(ahead_row, next), right = RIGHT_AT(ahead_column, next); \
-			const int2 at = piece < SIDE ? left : right; \
+			const int2 at = piece < HIGH ? left : right; \
 			prefetch_block(ahead, at.x, at.y); \
 		} \
-		a_block left[2][4]; \
-		left_form(left, a, row, term); \
-		_Pragma("unroll") \
-		for (int h = 0; h < 2; h++) { \
-			b_block right[4]; \
-			right_form(right, b, column, term + h * STEP); \
+		if (busy) { \
+			a_block left[2][4]; \
+			left_form(left, a, row, term); \
 			_Pragma("unroll") \
-			for (int i = 0; i < 4; i++) \
+			for (int h = 0; h < 2; h++) { \
+				b_block right[4]; \
+				right_form(right, b, column, term + h * STEP); \
 				_Pragma("unroll") \
-				for (int j = 0; j < 4; j++) \
-					sum[i][j] = multiply_block(left[h][i], right[j], sum[i][j]); \
+				for (int i = 0; i < 4; i++) \
+					_Pragma("unroll") \
+					for (int j = 0; j < 4; j++) \
+						sum[i][j] = multiply_block(left[h][i], right[j], sum[i][j]); \
+			} \
 		} \
+		await(); \
 	} \
-	store_tile(c, bf16, ld, sum, rows, columns, accumulate); \
+	if (busy) \
+		store_result(c, sum, row, column, accumulate); \
 }
 #define ACROSS(i, term) (int2)(term, i)
 #define DOWN(i, term) (int2)(i, term)
@@ -197,61 +289,65 @@ MULTIPLY(multiply_rows_rows, load_left_rows, load_right_rows, ACROSS, ACROSS)
 MULTIPLY(multiply_rows_turned, load_left_rows, load_right_turned, ACROSS, DOWN)
 MULTIPLY(multiply_turned_turned, load_left_turned, load_right_turned, DOWN, DOWN)
 
-// The tile of a sub-group in a product of groups of rows: its group, its first row and column of C, and the end of the group's rows. Without work, the end
-// is 0.
+// The tile of a sub-group in a product of groups of rows: its group, its first row and column of C, and the end of the group's rows, or 0 if the work-group
+// has no rows.
 typedef struct { int group, row, column, end; } band_tile;
 
-inline band_tile tile_of(global const int *plan, const int groups, const int n)
+inline band_tile tile_of(global const int *plan, const int groups)
 {
 	band_tile t = {0, 0, 0, 0};
 	const int band = get_group_id(1);
-	t.column = (get_group_id(0) * SIDE + SUBGROUP % SIDE) * TILE_COLUMNS;
-	if (band >= BAND(plan, groups)[groups] || t.column >= n)
+	if (band >= BAND(plan, groups)[groups])
 		return t;
 	t.group = group_of(BAND(plan, groups), groups, band);
-	t.row = ROW(plan, groups)[t.group] + ((band - BAND(plan, groups)[t.group]) * SIDE + SUBGROUP / SIDE) * TILE_ROWS;
+	t.row = ROW(plan, groups)[t.group] + ((band - BAND(plan, groups)[t.group]) * HIGH + SUBGROUP / SIDE) * TILE_ROWS;
+	t.column = (get_group_id(0) * SIDE + SUBGROUP % SIDE) * TILE_COLUMNS;
 	t.end = ROW(plan, groups)[t.group + 1];
 	return t;
 }
 
 // C = A·B, or += with accumulate, for groups of rows of A, each with its own matrix B of n columns and k terms. The matrices B are `size` numbers apart. A row
-// of B in memory has the terms of a column in pvc_forward, and the columns of a term in pvc_backward. A work-group has 256 columns (0) of a band of 128
-// rows (1).
+// of B in memory has the terms of a column in pvc_forward, and the columns of a term in pvc_backward. A work-group has 256 columns (0) of a band of rows (1).
 kernel SUBGROUPS void pvc_forward(TYPED(void, c), MEMORY(const ushort, a), MEMORY(const ushort, b), MEMORY(const int, plan), const int groups, const int ld,
-	const int n, const int k, const int a_width, const int a_pitch, const int b_width, const int b_pitch, const long size, const int accumulate)
+	const int n, const int k, const int a_width, const int a_pitch, const int b_width, const int b_pitch, const long size, const int blocks,
+	const int accumulate)
 {
 	LOCATE_TYPED(c), LOCATE(a), LOCATE(b), LOCATE(plan);
-	const band_tile t = tile_of(plan, groups, n);
-	if (t.row >= t.end)
+	const band_tile t = tile_of(plan, groups);
+	if (t.end == 0)
 		return;
+	const result to = {c, c_bf16, blocks, n, t.end, ld};
 	const matrix left = {a, a_width, t.end, a_pitch}, right = {b + t.group * size, b_width, n, b_pitch};
-	multiply_rows_rows(MOVE(c, c_bf16, (size_t)t.row * ld + t.column), c_bf16, ld, left, right, t.row, t.column, 0, k, t.end - t.row, n - t.column, accumulate);
+	multiply_rows_rows(to, left, right, t.row, t.column, 0, k, accumulate);
 }
 
 kernel SUBGROUPS void pvc_backward(TYPED(void, c), MEMORY(const ushort, a), MEMORY(const ushort, b), MEMORY(const int, plan), const int groups, const int ld,
-	const int n, const int k, const int a_width, const int a_pitch, const int b_width, const int b_pitch, const long size, const int accumulate)
+	const int n, const int k, const int a_width, const int a_pitch, const int b_width, const int b_pitch, const long size, const int blocks,
+	const int accumulate)
 {
 	LOCATE_TYPED(c), LOCATE(a), LOCATE(b), LOCATE(plan);
-	const band_tile t = tile_of(plan, groups, n);
-	if (t.row >= t.end)
+	const band_tile t = tile_of(plan, groups);
+	if (t.end == 0)
 		return;
+	const result to = {c, c_bf16, blocks, n, t.end, ld};
 	const matrix left = {a, a_width, t.end, a_pitch}, right = {b + t.group * size, b_width, k, b_pitch};
-	multiply_rows_turned(MOVE(c, c_bf16, (size_t)t.row * ld + t.column), c_bf16, ld, left, right, t.row, t.column, 0, k, t.end - t.row, n - t.column, accumulate);
+	multiply_rows_turned(to, left, right, t.row, t.column, 0, k, accumulate);
 }
 
 // C = Aᵀ·B, or += with accumulate, m×n, for each group a sum over its rows of A and B. The result of a group without rows is zero. A work-group has 256
-// columns (0) of 128 rows (1) of a group's matrix (2), which is size elements after the previous matrix.
+// columns (0) of 32·HIGH rows (1) of a group's matrix (2), which is size elements after the previous matrix.
 kernel SUBGROUPS void pvc_gradient(TYPED(void, c), MEMORY(const ushort, a), MEMORY(const ushort, b), MEMORY(const int, plan), const int groups,
-	const long size, const int ld, const int m, const int n, const int a_width, const int a_pitch, const int b_width, const int b_pitch, const int accumulate)
+	const long size, const int ld, const int m, const int n, const int a_width, const int a_pitch, const int b_width, const int b_pitch, const int blocks,
+	const int accumulate)
 {
 	LOCATE_TYPED(c), LOCATE(a), LOCATE(b), LOCATE(plan);
 	const int group = get_group_id(2), begin = ROW(plan, groups)[group], end = ROW(plan, groups)[group + 1];
-	const int row = (get_group_id(1) * SIDE + SUBGROUP / SIDE) * TILE_ROWS, column = (get_group_id(0) * SIDE + SUBGROUP % SIDE) * TILE_COLUMNS;
-	if (row >= m || column >= n || accumulate && begin == end)
+	if (accumulate && begin == end)
 		return;
+	const int row = (get_group_id(1) * HIGH + SUBGROUP / SIDE) * TILE_ROWS, column = (get_group_id(0) * SIDE + SUBGROUP % SIDE) * TILE_COLUMNS;
+	const result to = {MOVE(c, c_bf16, group * size), c_bf16, blocks, n, m, ld};
 	const matrix left = {a, a_width, end, a_pitch}, right = {b, b_width, end, b_pitch};
-	multiply_turned_turned(MOVE(c, c_bf16, group * size + (size_t)row * ld + column), c_bf16, ld, left, right, row, column, begin, end, m - row, n - column,
-		accumulate);
+	multiply_turned_turned(to, left, right, row, column, begin, end, accumulate);
 }
 
 // Rounds matrices, one after the other, of `lines` lines each. Number i of a line of a matrix is x[matrix*size + line*stride + i]. Lines of `to` are `pitch`

@@ -76,8 +76,9 @@ func pretended(t *testing.T) {
 	products(t, d)
 	kernels := []string{"pvc_plan", "pvc_pack_rows", "pvc_pack_matrices", "pvc_pack_left", "pvc_pack_right",
 		"pvc_product", "pvc_weight_grad"}
-	// The driver does not report 2D block loads. Its compiler has them under other names.
-	blocks, err := newDevice(t.Context(), devices[0], options, direct(gpuShape))
+	// The driver does not report 2D block loads. Its compiler has them under other names. Products
+	// of 25 rows or more have the larger work-groups.
+	blocks, err := newDevice(t.Context(), devices[0], options, direct(gpuShape, 25))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -89,6 +90,11 @@ func pretended(t *testing.T) {
 			if device.kernels[name] == nil {
 				t.Errorf("there is no kernel %s", name)
 			}
+		}
+	}
+	for _, name := range []string{"pvc_forward", "pvc_backward", "pvc_gradient"} {
+		if blocks.variants[variant{directFile, blocks.directOptions(), name}] == nil {
+			t.Errorf("kernel %s was not launched with the larger work-groups", name)
 		}
 	}
 	for _, size := range matrixDepths {

@@ -20,13 +20,15 @@ import (
 var emulated = map[string]shape{
 	"blocks":    emulation(pvcFile, "-DEMULATED"),
 	"2D blocks": emulation(pvcFile, "-DEMULATED -DWIDE"),
-	"direct":    direct(emulation(pvcFile, "-DEMULATED")),
+	"direct":    direct(emulation(pvcFile, "-DEMULATED"), tallRows),
+	"tall":      direct(emulation(pvcFile, "-DEMULATED"), 1),
 	"warps":     emulation(nvidiaFile, "-DEMULATED"),
 }
 
-// direct returns a shape whose products read matrices of bfloat16 as they are in memory.
-func direct(s shape) shape {
-	s.direct = true
+// direct returns a shape whose products read matrices of bfloat16 as they are in memory. From
+// `tall` rows on, they have the larger work-groups.
+func direct(s shape, tall int) shape {
+	s.direct, s.tall = true, tall
 	return s
 }
 

@@ -1,7 +1,11 @@
 // What products of pvc.cl and pvc_direct.cl share: the tiles of work-groups, the plan of groups, and the writes to C.
 
-// A work-group is 4×4 sub-groups side by side.
+// A work-group is HIGH × SIDE sub-groups: HIGH from top to bottom, SIDE side by side. pvc_direct.cl may be compiled with another HIGH.
 #define SIDE 4
+#ifndef HIGH
+#define HIGH 4
+#endif
+#define SUBGROUP_COUNT (HIGH * SIDE)
 #define AHEAD 4 // steps from a prefetch to its use
 
 // A number of bfloat16 in memory becomes x, or with accumulate the sum of both.
@@ -28,13 +32,12 @@ inline void store_rounded(global ushort *c, const size_t ld, c_block x, const in
 #endif
 }
 
-// A plan has the first row, panel of 32 rows, step of 16 rows (each group has an even number of steps), and band of 128
-// rows of each group, and then their ends. Without counts there is one group of all rows.
+// A plan has the first row, panel of 32 rows, step of 16 rows (each group has an even number of steps), and band of each group, and then their ends. A band
+// is the rows of a work-group. Without counts there is one group of all rows.
 #define ROW(plan, groups) (plan)
 #define PANEL(plan, groups) ((plan) + (groups) + 1)
 #define TERMS(plan, groups) ((plan) + 2 * ((groups) + 1))
 #define BAND(plan, groups) ((plan) + 3 * ((groups) + 1))
-#define BAND_ROWS (SIDE * TILE_ROWS)
 
 // Writes a tile of rows × columns elements of C. All loops over blocks are unrolled and their indices are constants:
 // otherwise blocks are kept in memory.
