@@ -1,7 +1,9 @@
 // Pvccheck compiles all kernels of package gpu for Intel's Data Center GPU Max (Ponte Vecchio) with
 // Intel's offline compiler, ocloc, and inspects the machine code. It fails if a kernel does not
 // compile, or if a matrix kernel has no dpas, spills registers, or has too small a share of dpas
-// among the instructions of its inner loop. It does not need such a GPU.
+// among the instructions of its inner loop. If the compiler has loads and stores of 2D blocks, it
+// also fails if products have no prefetch or barrier in this loop, or no such stores. It does not
+// need such a GPU.
 //
 //	go run ./xpu/gpu/pvccheck [-table FILE] [-ocloc PROGRAM]
 //
@@ -41,8 +43,9 @@ func main() {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Hour)
 	defer cancel()
 	kernels, err := compileAll(ctx, *ocloc)
+	blocks := hasBlocks(ctx, *ocloc)
 	if err == nil {
-		err = verdict(kernels)
+		err = verdict(kernels, blocks)
 	}
 	for _, k := range kernels {
 		fmt.Println(k)
@@ -54,6 +57,10 @@ func main() {
 		log.Fatal(err)
 	}
 	fmt.Printf("%d kernels; %d of them multiply with dpas\n", len(kernels), len(matrixKernels))
+	if !blocks {
+		fmt.Println("prefetches, barriers and block stores of products: not checked, because the compiler has no " +
+			"cl_intel_subgroup_2d_block_io")
+	}
 }
 
 // pvc describes the device as its driver does, as far as kernels depend on it.
@@ -121,12 +128,26 @@ func compile(ctx context.Context, ocloc string, s opencl.Source) ([]byte, error)
 	return binary, err
 }
 
+// hasBlocks reports whether the compiler has 2D block loads and stores.
+func hasBlocks(ctx context.Context, ocloc string) bool {
+	_, err := compile(ctx, ocloc, opencl.Source{Name: "probe", Text: `
+#if !defined(cl_intel_subgroup_2d_block_io) || !defined(cl_intel_split_work_group_barrier)
+#error
+#endif
+kernel void probe(global int *x) { *x = 1; }
+`})
+	return err == nil
+}
+
 // A matrixKernel is the requirements for a kernel that multiplies with dpas.
 type matrixKernel struct {
 	name   string
-	option string  // of its file, if the file has variants
+	option string  // end of the name of its file and its options
 	dpas   int     // number in the inner loop
 	ratio  float64 // minimum share of dpas among the instructions of that loop
+	// With a compiler that has 2D blocks: minimum number of prefetches and of signals to a
+	// barrier in that loop, and of block stores.
+	prefetches, signals, stores int
 	// bytes that a sub-group reads from the L1 cache, and a work-group from the L2 cache, for one
 	// multiplication and addition
 	near, far float64
@@ -141,13 +162,16 @@ func (m matrixKernel) is(k kernel) bool {
 // addresses: 91 instructions. With loads of 2 KiB, in later compilers, there are 83. The loops of
 // attention also have the exponentials, the rounding of weights, and the instructions of tiles with
 // hidden keys. The products of pvc_direct.cl have loads of 512 bytes here, each with its address.
-// Later compilers have larger loads, and 69 to 198 instructions (benchmarks/pvc.md).
+// Later compilers have larger loads, and 80 to 206 instructions (benchmarks/pvc.md).
 var matrixKernels = []matrixKernel{
 	product("pvc_product", 0.33),
 	product("pvc_weight_grad", 0.33),
-	product("pvc_forward", 0.16),
-	product("pvc_backward", 0.155),
-	product("pvc_gradient", 0.13),
+	direct("pvc_forward", 0.17, 128),
+	direct("pvc_backward", 0.16, 128),
+	direct("pvc_gradient", 0.13, 128),
+	direct("pvc_forward", 0.17, 256),
+	direct("pvc_backward", 0.16, 256),
+	direct("pvc_gradient", 0.13, 256),
 	attention("pvc_attend", 64, 64, 0.06, tile{others: 64, left: 2, right: 1, dpas: 2, sharing: 8}),
 	attention("pvc_grad_queries", 64, 48, 0.09, tile{others: 32, left: 3, right: 2, dpas: 3, sharing: 8}),
 	attention("pvc_grad_keys", 64, 32, 0.05, tile{others: 32, left: 2, right: 1, dpas: 2, sharing: 4}),
@@ -156,10 +180,22 @@ var matrixKernels = []matrixKernel{
 	attention("pvc_grad_keys", 128, 64, 0.085, tile{others: 32, left: 2, right: 1, dpas: 2, sharing: 4}),
 }
 
-// product returns the requirements for a kernel of pvc.cl or pvc_direct.cl: a sub-group has a tile
-// of 32×64, a work-group one of 128×256.
+// product returns the requirements for a kernel of pvc.cl: a sub-group has a tile of 32×64, a
+// work-group one of 128×256.
 func product(name string, ratio float64) matrixKernel {
-	return matrixKernel{name: name, dpas: 32, ratio: ratio, near: bytesPerFLOP(32, 64), far: bytesPerFLOP(128, 256)}
+	return matrixKernel{name: name, option: "pvc.cl", dpas: 32, ratio: ratio, prefetches: 1,
+		near: bytesPerFLOP(32, 64), far: bytesPerFLOP(128, 256)}
+}
+
+// direct returns the requirements for a kernel of pvc_direct.cl whose work-groups have a tile of
+// rows×256. A tile of a sub-group has 16 stores of float blocks, and 16 of bfloat16 blocks.
+func direct(name string, ratio float64, rows int) matrixKernel {
+	m := product(name, ratio)
+	m.option, m.signals, m.stores, m.far = "pvc_direct.cl", 1, 32, bytesPerFLOP(rows, 256)
+	if rows != 128 {
+		m.option = fmt.Sprintf("-DHIGH=%d", rows/32)
+	}
+	return m
 }
 
 // A tile is the work of a sub-group of pvc_attention.cl in a turn of its loop: the number of left
@@ -183,8 +219,8 @@ func bytesPerFLOP(rows, columns int) float64 {
 	return 2 * float64(rows+columns) / float64(2*rows*columns)
 }
 
-// verdict returns the problems of the matrix kernels.
-func verdict(kernels []kernel) error {
+// verdict returns the problems of the matrix kernels. blocks means that the compiler has 2D blocks.
+func verdict(kernels []kernel, blocks bool) error {
 	var wrong []error
 	for _, want := range matrixKernels {
 		i := slices.IndexFunc(kernels, want.is)
@@ -203,6 +239,12 @@ func verdict(kernels []kernel) error {
 		} else if k.ratio() < want.ratio {
 			wrong = append(wrong, fmt.Errorf("%s: %d dpas among %d instructions of the inner loop, %.3f; it must be "+
 				"%.3f", k.Name, k.LoopDPAS, k.LoopInstructions, k.ratio(), want.ratio))
+		} else if blocks && (k.LoopPrefetches < want.prefetches || k.LoopSignals < want.signals) {
+			wrong = append(wrong, fmt.Errorf("%s: %d prefetches and %d barriers in its inner loop; it must have "+
+				"%d and %d", k.Name, k.LoopPrefetches, k.LoopSignals, want.prefetches, want.signals))
+		} else if blocks && k.BlockStores < want.stores {
+			wrong = append(wrong, fmt.Errorf("%s: %d stores of 2D blocks; it must have %d", k.Name, k.BlockStores,
+				want.stores))
 		}
 	}
 	return errors.Join(wrong...)

@@ -27,6 +27,9 @@ type kernel struct {
 type code struct {
 	Instructions, DPAS         int
 	LoopInstructions, LoopDPAS int // of the loop with the most dpas, the smallest such loop
+	LoopPrefetches             int // prefetches of 2D blocks in this loop
+	LoopSignals                int // signals to a barrier in this loop
+	BlockStores                int // stores of 2D blocks
 }
 
 func (c code) ratio() float64 {
@@ -139,15 +142,30 @@ const (
 	compacted                    = 1 << 5 // in byte 3
 	opJump, opWhile, opGoto      = 0x20, 0x27, 0x2e
 	opDPAS, opDPASW, opcodeMask  = 0x59, 0x5a, 0x7f
+	opSend                       = 0x31
 	shortInstruction, fullLength = 8, 16
 )
+
+// Messages of send. The unit that gets a message is in bits 92 to 95, its kind in bits 81 to 86,
+// and the number of registers of the answer in bits 51 to 55. A prefetch is a load without an
+// answer.
+const (
+	memoryUnit, barrierUnit       = 15, 3
+	loadBlock, storeBlock, signal = 3, 7, 4
+)
+
+// message returns the unit and the kind of a message, and whether it has an answer.
+func message(instruction []byte) (unit, kind int, answer bool) {
+	word := binary.LittleEndian.Uint32(instruction[8:])
+	return int(word >> 28), int(word >> 17 & 63), instruction[6]>>3 != 0
+}
 
 // count counts instructions. After the last one the compiler adds zeros, opcode 0, which do
 // nothing.
 func count(text []byte) (code, error) {
 	var c code
-	dpas := map[int]bool{} // by position
-	at := map[int]int{}    // index of the instruction at a position
+	var dpas, prefetches, signals []int // positions
+	at := map[int]int{}                 // index of the instruction at a position
 	type loop struct{ begin, end int }
 	var loops []loop
 	for p := 0; p < len(text); {
@@ -169,7 +187,16 @@ func count(text []byte) (code, error) {
 		switch {
 		case op == opDPAS || op == opDPASW:
 			c.DPAS++
-			dpas[p] = true
+			dpas = append(dpas, p)
+		case length == fullLength && op == opSend:
+			switch unit, kind, answer := message(text[p:]); {
+			case unit == memoryUnit && kind == loadBlock && !answer:
+				prefetches = append(prefetches, p)
+			case unit == memoryUnit && kind == storeBlock:
+				c.BlockStores++
+			case unit == barrierUnit && kind == signal:
+				signals = append(signals, p)
+			}
 		case length == fullLength && (op == opJump || op == opWhile || op == opGoto):
 			if to := p + int(int32(binary.LittleEndian.Uint32(text[p+12:]))); to < p && to >= 0 {
 				loops = append(loops, loop{to, p})
@@ -182,14 +209,18 @@ func count(text []byte) (code, error) {
 		if !ok {
 			return code{}, fmt.Errorf("a jump at byte %d leads to byte %d, where no instruction starts", l.end, l.begin)
 		}
-		n, of := 0, at[l.end]-begin+1
-		for p := range dpas {
-			if p >= l.begin && p <= l.end {
-				n++
+		inside := func(positions []int) (n int) {
+			for _, p := range positions {
+				if p >= l.begin && p <= l.end {
+					n++
+				}
 			}
+			return n
 		}
+		n, of := inside(dpas), at[l.end]-begin+1
 		if n > c.LoopDPAS || n > 0 && n == c.LoopDPAS && of < c.LoopInstructions {
 			c.LoopDPAS, c.LoopInstructions = n, of
+			c.LoopPrefetches, c.LoopSignals = inside(prefetches), inside(signals)
 		}
 	}
 	return c, nil

@@ -2,12 +2,20 @@ package main
 
 import (
 	"encoding/binary"
+	"encoding/hex"
 	"strings"
 	"testing"
 )
 
+// messages are instructions of pvc_forward, as Debian sid's ocloc 26.27.39122 compiles it.
+var messages = map[string]string{
+	"l": "314803000000fc030ce806f400000000", "p": "31270100000000000c0306f400000002",
+	"s": "31340100000000000c030ef844680000", "b": "31260380000000000c03083000000000",
+}
+
 // assemble makes code: "x" is a short instruction, "X" a long one, "d" a short dpas, "D" a long
-// one, "<n" a jump back over n bytes, and ">n" one ahead.
+// one, "<n" a jump back over n bytes, and ">n" one ahead. Messages are bytes of the compiler's
+// code: "l" is a load of a 2D block, "p" a prefetch, "s" a store, and "b" a signal to the barrier.
 func assemble(t *testing.T, text string) []byte {
 	t.Helper()
 	var out []byte
@@ -18,7 +26,13 @@ func assemble(t *testing.T, text string) []byte {
 		case 'x', 'd':
 			i[3], length = compacted, 8
 		}
+		if text := messages[word]; text != "" {
+			if _, err := hex.Decode(i[:], []byte(text)); err != nil {
+				t.Fatal(err)
+			}
+		}
 		switch word[0] {
+		case 'l', 'p', 's', 'b':
 		case 'x', 'X':
 			i[0] = 0x61
 		case 'd', 'D':
@@ -53,6 +67,8 @@ func TestCount(t *testing.T) {
 		{"a loop around it", "X x X d d <32 X <72", code{Instructions: 8, DPAS: 2, LoopInstructions: 4, LoopDPAS: 2}},
 		{"a loop without dpas", "X d X <16", code{Instructions: 4, DPAS: 1}},
 		{"a jump ahead", "X d >16 X", code{Instructions: 4, DPAS: 1}},
+		{"messages", "l p s b X d l p p b <72 p s s", code{Instructions: 14, DPAS: 1, LoopInstructions: 6, LoopDPAS: 1,
+			LoopPrefetches: 2, LoopSignals: 1, BlockStores: 3}},
 		{"the loop with most", "d <8 d d <16", code{Instructions: 5, DPAS: 3, LoopInstructions: 3, LoopDPAS: 2}},
 		{"zeros at the end", "X d <24 0 0 0", code{Instructions: 3, DPAS: 1, LoopInstructions: 3, LoopDPAS: 1}},
 	} {
