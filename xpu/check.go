@@ -267,6 +267,23 @@ func CheckAttendGrad(a Attention, dcontext, dqkv, dk, dv Tensor) {
 	check(name, "dv", dv, Float32, h.Rows, h.KVHeads, h.Length, h.Size)
 }
 
+// CheckAddSinks panics unless the arguments of [Layers.AddSinks] are valid.
+func CheckAddSinks(a Attention, sinks Tensor) {
+	const name = "AddSinks"
+	a.check(name)
+	check(name, "sinks", sinks, number(sinks), a.Heads().Heads)
+}
+
+// CheckSinksGrad panics unless the arguments of [Layers.SinksGrad] are valid.
+func CheckSinksGrad(a Attention, sinks, dcontext, dsinks Tensor) {
+	const name = "SinksGrad"
+	a.check(name)
+	h := a.Heads()
+	check(name, "sinks", sinks, number(sinks), h.Heads)
+	check(name, "dcontext", dcontext, Float32, h.Tokens(), h.Heads*h.Size)
+	check(name, "dsinks", dsinks, number(dsinks), h.Heads)
+}
+
 // CheckSplitLatent panics unless the arguments of [Layers.SplitLatent] are valid.
 func CheckSplitLatent(l LatentHeads) { l.check("SplitLatent") }
 
@@ -396,6 +413,11 @@ func CheckSumRows(dst, x, y, rowOf Tensor) {
 // CheckSwiGLU panics unless the arguments of [Layers.SwiGLU] are valid.
 func CheckSwiGLU(act, gateUp, weight Tensor) { checkSwiGLU("SwiGLU", act, gateUp, weight) }
 
+// CheckClampedSwiGLU panics unless the tensors of [Layers.ClampedSwiGLU] are valid.
+func CheckClampedSwiGLU(act, gateUp, weight Tensor) {
+	checkSwiGLU("ClampedSwiGLU", act, gateUp, weight)
+}
+
 func checkSwiGLU(name string, act, gateUp, weight Tensor) {
 	checkRank(name, "act", act, Float32, 2)
 	rows, width := act.shape[0], act.shape[1]
@@ -408,11 +430,47 @@ func checkSwiGLU(name string, act, gateUp, weight Tensor) {
 
 // CheckSwiGLUGrad panics unless the arguments of [Layers.SwiGLUGrad] are valid.
 func CheckSwiGLUGrad(gateUp, act, dact, weight, dweight Tensor) {
-	const name = "SwiGLUGrad"
+	checkSwiGLUGrad("SwiGLUGrad", gateUp, act, dact, weight, dweight)
+}
+
+// CheckClampedSwiGLUGrad panics unless the tensors of [Layers.ClampedSwiGLUGrad] are valid.
+func CheckClampedSwiGLUGrad(gateUp, act, dact, weight, dweight Tensor) {
+	checkSwiGLUGrad("ClampedSwiGLUGrad", gateUp, act, dact, weight, dweight)
+}
+
+func checkSwiGLUGrad(name string, gateUp, act, dact, weight, dweight Tensor) {
 	checkSwiGLU(name, act, gateUp, weight)
 	check(name, "dact", dact, Float32, act.shape[0], act.shape[1])
 	if weight.Present() {
 		check(name, "dweight", dweight, Float32, act.shape[0])
+	}
+}
+
+// CheckGroupedBias panics unless the arguments of [Layers.GroupedBias] are valid.
+func CheckGroupedBias(x, bias, weight, counts Tensor) {
+	const name = "GroupedBias"
+	checkRank(name, "counts", counts, Int32, 1)
+	checkRank(name, "x", x, number(x), 2)
+	check(name, "counts", counts, Int32, counts.shape[0])
+	check(name, "x", x, number(x), x.shape[0], x.shape[1])
+	check(name, "bias", bias, number(bias), counts.shape[0], x.shape[1])
+	if weight.Present() {
+		check(name, "weight", weight, Float32, x.shape[0])
+	}
+}
+
+// CheckGroupedBiasGrad panics unless the arguments of [Layers.GroupedBiasGrad] are valid.
+func CheckGroupedBiasGrad(dbias, dy, bias, weight, dweight, counts Tensor) {
+	const name = "GroupedBiasGrad"
+	checkRank(name, "counts", counts, Int32, 1)
+	checkRank(name, "dy", dy, number(dy), 2)
+	check(name, "counts", counts, Int32, counts.shape[0])
+	check(name, "dy", dy, number(dy), dy.shape[0], dy.shape[1])
+	check(name, "dbias", dbias, number(dbias), counts.shape[0], dy.shape[1])
+	if weight.Present() {
+		check(name, "weight", weight, Float32, dy.shape[0])
+		check(name, "dweight", dweight, Float32, dy.shape[0])
+		check(name, "bias", bias, number(bias), counts.shape[0], dy.shape[1])
 	}
 }
 

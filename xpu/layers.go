@@ -25,8 +25,9 @@ import (
 // in float32, from zero, in the order in which it adds to a gradient of Float32. It adds this sum
 // to the gradient once, and rounds the result as defined by [BF16].
 //
-// On processors, activations may be BFloat16: dst of Embed, gateUp, QKV and Context. Numbers that
-// are read are converted to float32. Results are computed in float32 and rounded once.
+// On processors, activations may be BFloat16: dst of Embed, gateUp, QKV and Context, x of
+// GroupedBias and dy of GroupedBiasGrad. Numbers that are read are converted to float32. Results
+// are computed in float32 and rounded once.
 type Layers interface {
 	// Zero sets x to zero, Copy sets dst to x, and Add sets dst to x + y; dst may be x. All have
 	// the same shape. Copy rounds to a dst of BFloat16 as defined by [BF16].
@@ -105,6 +106,21 @@ type Layers interface {
 	//	P = exp(S - lse), dV = Pᵀ·dO, dP = dO·Vᵀ, dS = P ∘ (dP - Σ dO·O), dQ = dS·K, dK = dSᵀ·Q
 	AttendGrad(a Attention, dcontext, dqkv, dk, dv Tensor)
 
+	// AddSinks adds a sink to each head of queries of an attention that Attend has computed: one
+	// more score without a value (https://arxiv.org/abs/2309.17453;
+	// https://arxiv.org/abs/2508.10925, section 2.2). sinks [Heads] may be BFloat16. With lse' =
+	// log(exp(lse) + exp(sink)), it multiplies Context by exp(lse - lse') and sets LSE to lse'.
+	// Begin of a is not used.
+	//
+	// AttendGrad with the results of AddSinks computes the gradients of queries, keys and values.
+	AddSinks(a Attention, sinks Tensor)
+
+	// SinksGrad adds the gradient of sinks to dsinks [Heads], which may be BFloat16, given
+	// dcontext, the gradient of Context. Context and LSE are the results of AddSinks.
+	//
+	//	dsink = -Σ exp(sink - lse')·Σ dO·O, over the queries of a head
+	SinksGrad(a Attention, sinks, dcontext, dsinks Tensor)
+
 	// Route converts the router's logits [T, Experts] into its scores, Probs and LSE, and chooses
 	// the experts with the largest scores, plus Bias, in the token's groups: Chosen and Counts. Of
 	// equal experts, and of equal groups, the lower index is chosen first. With uniform, the j-th
@@ -147,6 +163,25 @@ type Layers interface {
 	// to the gradient of weight[r]; without weights dweight is not used. SwiGLUGrad may overwrite
 	// dact.
 	SwiGLUGrad(gateUp, act, dact, weight, dweight Tensor)
+
+	// ClampedSwiGLU is SwiGLU with the formula of gpt-oss: gate is clamped to at most Limit,
+	// up to ±Limit, and act is gate·σ(Alpha·gate)·(up + 1)·weight[r].
+	ClampedSwiGLU(act, gateUp, weight Tensor, c Clamp)
+
+	// ClampedSwiGLUGrad is SwiGLUGrad of ClampedSwiGLU. The gradient is zero where the clamp has
+	// changed a number.
+	ClampedSwiGLUGrad(gateUp, act, dact, weight, dweight Tensor, c Clamp)
+
+	// GroupedBias adds row g of bias [groups, width] to each row of x [R, width] in group g, or
+	// with weight [R] weight[r] times that row. bias may be BFloat16. The groups are consecutive
+	// rows, as many as counts [groups], which are not negative and add up to R.
+	GroupedBias(x, bias, weight, counts Tensor)
+
+	// GroupedBiasGrad adds the gradient of bias to dbias [groups, width], the sum over a group's
+	// rows of dy [R, width], with weight of weight[r]·dy. It then also adds the gradient of weight
+	// to dweight [R], the products of rows of dy with their bias. dbias and bias may be BFloat16.
+	// Without weight, bias and dweight are not used.
+	GroupedBiasGrad(dbias, dy, bias, weight, dweight, counts Tensor)
 
 	// CrossEntropy computes the cross entropies of targets. A negative target is ignored: its loss
 	// and its gradient are 0.
@@ -378,6 +413,9 @@ func (k RouterKind) Factor() float32 {
 	}
 	return k.Scale
 }
+
+// A Clamp has the constants of ClampedSwiGLU.
+type Clamp struct{ Limit, Alpha float32 }
 
 // RouterStats are sums over the tokens of a pass. The distribution of a token is the softmax of its
 // logits; with Sigmoid it is the scores divided by their sum.

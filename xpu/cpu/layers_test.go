@@ -96,6 +96,8 @@ func TestLayersDoNotAllocate(t *testing.T) {
 	x, y, dqkv, sumsOfHeads := f(tokens, width), f(tokens, width), f(tokens, projections), f(2, tokens)
 	gateUp, act, dact, logits := f(pairs, 2*inner), f(pairs, inner), f(pairs, inner), f(tokens, experts)
 	slope, rowOf := f(experts), ints(tokens, 1)
+	biases, ofPairs, sinks, clamp := f(1, 2*inner), ints(1), f(heads), xpu.Clamp{Limit: 7, Alpha: 1}
+	ofPairs.Ints()[0] = pairs
 	moments := []xpu.Moments{{Weight: f(70000), Grad: f(70000), M: f(70000), V: tensor(xpu.Float32, 70000)}}
 	gradients, sums, change := []xpu.Tensor{moments[0].Grad}, make([]float64, 2), make([]float64, 2)
 	host := make([]float32, x.Elements())
@@ -124,6 +126,12 @@ func TestLayersDoNotAllocate(t *testing.T) {
 		"SumRows":      func() { d.SumRows(y, x, x, rowOf) },
 		"SwiGLU":       func() { d.SwiGLU(act, gateUp, r.Weight) },
 		"SwiGLUGrad":   func() { d.SwiGLUGrad(gateUp, act, dact, r.Weight, r.Weight) },
+		"Clamped":      func() { d.ClampedSwiGLU(act, gateUp, r.Weight, clamp) },
+		"ClampedGrad":  func() { d.ClampedSwiGLUGrad(gateUp, act, dact, r.Weight, r.Weight, clamp) },
+		"Bias":         func() { d.GroupedBias(gateUp, biases, r.Weight, ofPairs) },
+		"BiasGrad":     func() { d.GroupedBiasGrad(biases, gateUp, biases, r.Weight, r.Weight, ofPairs) },
+		"AddSinks":     func() { d.AddSinks(a, sinks) },
+		"SinksGrad":    func() { d.SinksGrad(a, sinks, x, sinks) },
 		"CrossEntropy": func() { d.CrossEntropy(c) },
 		"SumSquares":   func() { d.SumSquares(gradients, sums) },
 		"Update":       func() { d.Update(xpu.AdamW{Step: 1}.Update(), moments, sums, change) },

@@ -39,6 +39,7 @@ type operands struct {
 	factors         [3]float32 // of Combine
 	known           bool       // of Normalize
 	uniform         bool       // of Route
+	clamp           xpu.Clamp  // of ClampedSwiGLU
 	results         []float64
 	checksums       []uint64
 	change          []float64

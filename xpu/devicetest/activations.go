@@ -95,6 +95,29 @@ func halfExperts(t *rapid.T, d xpu.Device) {
 	if weighted {
 		c.rounded("SwiGLUGrad, dweight", dweight)
 	}
+	clamp, wide := xpu.Clamp{Limit: 0.5, Alpha: 1.702}, c.both(rows, 2*width)
+	biases, counts := c.floats(2, 2*width), uploadInts(t, d, []int32{int32(rows / 2), int32(rows - rows/2)})
+	for kind, x := range wide {
+		d.ClampedSwiGLU(act[kind], x, weight, clamp)
+		d.ClampedSwiGLUGrad(x, again[kind], upload(t, d, dact, rows, width), weight, dweight[kind], clamp)
+	}
+	c.rounded("ClampedSwiGLU", act)
+	c.rounded("ClampedSwiGLUGrad, act", again)
+	c.rounded("ClampedSwiGLUGrad, gateUp", wide)
+	biased := c.both(rows, 2*width)
+	for _, x := range biased {
+		d.GroupedBias(x, biases, weight, counts)
+	}
+	c.rounded("GroupedBias", biased)
+	d.Copy(biased[0], biased[1])
+	var dbias [2]xpu.Tensor
+	for kind, x := range biased {
+		dbias[kind] = upload(t, d, make([]float32, 4*width), 2, 2*width)
+		dweight[kind] = upload(t, d, make([]float32, rows))
+		d.GroupedBiasGrad(dbias[kind], x, biases, weight, dweight[kind], counts)
+	}
+	c.rounded("GroupedBiasGrad", dbias)
+	c.rounded("GroupedBiasGrad, weights", dweight)
 	ids := make([]int32, rows)
 	for i := range ids {
 		ids[i] = int32(c.r.IntN(5))
@@ -144,7 +167,22 @@ func halfAttention(t *rapid.T, d xpu.Device) {
 	c.rounded("JoinHeads, weights", dweights)
 	c.rounded("Attend", context)
 	c.rounded("Attend, LSE", lse)
-	d.Copy(context[0], context[1]) // the gradient from the same numbers
+	d.Copy(context[0], context[1]) // from the same numbers
+	sinks := c.floats(heads)
+	for kind := range context {
+		d.AddSinks(xpu.Attention{Q: q[0], K: k[0], V: v[0], Context: context[kind], LSE: lse[kind]}, sinks)
+	}
+	c.rounded("AddSinks", context)
+	c.rounded("AddSinks, LSE", lse)
+	d.Copy(context[0], context[1])
+	var dsinks [2]xpu.Tensor
+	for kind := range context {
+		dsinks[kind] = c.floats(heads)
+		d.Zero(dsinks[kind])
+		d.SinksGrad(xpu.Attention{Q: q[0], K: k[0], V: v[0], Context: context[kind], LSE: lse[kind]}, sinks, dcontext,
+			dsinks[kind])
+	}
+	c.rounded("SinksGrad", dsinks)
 	var gradients, dkeys, dvalues [2]xpu.Tensor
 	for kind := range context {
 		gradients[kind], dkeys[kind], dvalues[kind] = upload(t, d, dqkv, tokens, width), kv(), kv()

@@ -44,6 +44,7 @@ var families = []struct {
 	{"embed", embedFamily, Exact},
 	{"router", routerFamily, Exact},
 	{"experts", expertsFamily, Exact},
+	{"biases, clamps and sinks", biasFamily, Exact},
 	{"loss", lossFamily, Exact},
 	{"optimizer", optimizerFamily, Exact},
 	{"mistakes", mistakesFamily, Rounding},

@@ -311,6 +311,26 @@ func halfGradients(t *rapid.T, d xpu.Device) {
 	numbers, b := uploadInts(t, d, ids), c.floats(k, n)
 	c.adds("EmbedGrad", true, []int{5, n}, func(dst xpu.Tensor) { d.EmbedGrad(dst, b, numbers, 3) })
 
+	bias, weight, counts := c.both(2, n), c.floats(k), uploadInts(t, d, []int32{int32(k / 3), int32(k - k/3)})
+	c.adds("GroupedBiasGrad", true, []int{2, n}, func(dst xpu.Tensor) {
+		d.GroupedBiasGrad(dst, b, bias[0], weight, upload(t, d, make([]float32, k)), counts)
+	})
+	c.same("GroupedBiasGrad, bias", []int{k}, func(dst xpu.Tensor, kind int) {
+		d.GroupedBiasGrad(upload(t, d, make([]float32, 2*n), 2, n), b, bias[kind], weight, dst, counts)
+	})
+	c.same("GroupedBias", []int{k, n}, func(dst xpu.Tensor, kind int) {
+		d.GroupedBias(dst, bias[kind], weight, counts)
+	})
+	sinks, context, keys := c.both(n), random(c.r, k*2*n), c.floats(1, 1, k, 2)
+	a := xpu.Attention{Q: c.floats(1, n, k, 2), K: keys, V: keys, LSE: c.floats(1, n, k)}
+	c.same("AddSinks", []int{k, 2 * n}, func(dst xpu.Tensor, kind int) {
+		a := a
+		a.Context, a.LSE = dst, upload(t, d, context[:k*n], 1, n, k)
+		d.AddSinks(a, sinks[kind])
+	})
+	a.Context = upload(t, d, context, k, 2*n)
+	c.adds("SinksGrad", true, []int{n}, func(dst xpu.Tensor) { d.SinksGrad(a, sinks[0], a.Context, dst) })
+
 	x, dy := c.floats(m, n), random(c.r, m*n)
 	norm := xpu.Norm{Epsilon: 1e-5, Weight: c.floats(n), RStd: c.floats(m)}
 	c.adds("NormGrad", true, []int{n}, func(dst xpu.Tensor) {

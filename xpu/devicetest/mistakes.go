@@ -36,6 +36,9 @@ func mistakesFamily(t *testing.T, d xpu.Device, _ float64) {
 	attention := func(x []xpu.Tensor, first int) xpu.Attention {
 		return xpu.Attention{Q: x[0], K: x[1], V: x[2], Context: x[3], LSE: x[4], Begin: x[5], First: first}
 	}
+	withSinks := func(x []xpu.Tensor) xpu.Attention {
+		return xpu.Attention{Q: x[0], K: x[1], V: x[2], Context: x[3], LSE: x[4]}
+	}
 	q, keys, own := []int{rows, heads, length, size}, []int{rows, kv, -capacity, size}, []int{rows, kv, length, size}
 	lse, begin := []int{rows, heads, length}, []int{rows, length}
 	for _, c := range []struct {
@@ -147,6 +150,21 @@ func mistakesFamily(t *testing.T, d xpu.Device, _ float64) {
 			run: func(p operands) { d.SwiGLU(p.x[0], p.x[1], p.x[2]) }},
 		{name: "SwiGLUGrad", floats: [][]int{{pairs, 2 * inner}, {pairs, inner}, {pairs, inner}, {pairs}, {pairs}},
 			run: func(p operands) { d.SwiGLUGrad(p.x[0], p.x[1], p.x[2], p.x[3], p.x[4]) }},
+		{name: "ClampedSwiGLU", floats: [][]int{{pairs, inner}, {pairs, 2 * inner}, {pairs}},
+			run: func(p operands) { d.ClampedSwiGLU(p.x[0], p.x[1], p.x[2], xpu.Clamp{Limit: 7, Alpha: 1}) }},
+		{name: "ClampedSwiGLUGrad",
+			floats: [][]int{{pairs, 2 * inner}, {pairs, inner}, {pairs, inner}, {pairs}, {pairs}},
+			run: func(p operands) {
+				d.ClampedSwiGLUGrad(p.x[0], p.x[1], p.x[2], p.x[3], p.x[4], xpu.Clamp{Limit: 7, Alpha: 1})
+			}},
+		{name: "GroupedBias", floats: [][]int{{3, 5}, {2, 5}, {3}}, ints: [][]int{{2}},
+			run: func(p operands) { d.GroupedBias(p.x[0], p.x[1], p.x[2], p.x[3]) }},
+		{name: "GroupedBiasGrad", floats: [][]int{{2, 5}, {3, 5}, {2, 5}, {3}, {3}}, ints: [][]int{{2}},
+			run: func(p operands) { d.GroupedBiasGrad(p.x[0], p.x[1], p.x[2], p.x[3], p.x[4], p.x[5]) }},
+		{name: "AddSinks", run: func(p operands) { d.AddSinks(withSinks(p.x), p.x[5]) },
+			floats: [][]int{q, own, own, {tokens, width}, lse, {heads}}},
+		{name: "SinksGrad", run: func(p operands) { d.SinksGrad(withSinks(p.x), p.x[5], p.x[6], p.x[7]) },
+			floats: [][]int{q, own, own, {tokens, width}, lse, {heads}, {tokens, width}, {heads}}},
 		{name: "CrossEntropy", floats: [][]int{{tokens, -vocabulary}}, ints: [][]int{{tokens}}, host: []int{tokens},
 			run: func(p operands) {
 				d.CrossEntropy(xpu.CrossEntropy{Logits: p.x[0], Targets: p.x[1], Loss: p.host[0], Scale: 1})

@@ -161,6 +161,20 @@ func (d *Device) AttendGrad(a xpu.Attention, dcontext, dqkv, dk, dv xpu.Tensor) 
 	}
 }
 
+// AddSinks adds sinks to an attention; see [xpu.Layers].
+func (d *Device) AddSinks(a xpu.Attention, sinks xpu.Tensor) {
+	if d.works(reads{a.Context, a.LSE, sinks}, writes{a.Context, a.LSE}, a.Q, a.K, a.V, a.Begin) {
+		d.inner.AddSinks(a, sinks)
+	}
+}
+
+// SinksGrad computes the gradient of sinks; see [xpu.Layers].
+func (d *Device) SinksGrad(a xpu.Attention, sinks, dcontext, dsinks xpu.Tensor) {
+	if d.works(reads{a.Context, a.LSE, sinks, dcontext, dsinks}, writes{dsinks}, a.Q, a.K, a.V, a.Begin) {
+		d.inner.SinksGrad(a, sinks, dcontext, dsinks)
+	}
+}
+
 // Route computes a router's distribution and choices; see [xpu.Layers].
 func (d *Device) Route(r xpu.Routing, logits xpu.Tensor, uniform bool, stats *xpu.RouterStats) {
 	computed := xpu.RouterStats{Probs: make([]float64, len(stats.Probs)), Counts: make([]int64, len(stats.Counts))}
@@ -226,6 +240,34 @@ func (d *Device) SwiGLU(act, gateUp, weight xpu.Tensor) {
 func (d *Device) SwiGLUGrad(gateUp, act, dact, weight, dweight xpu.Tensor) {
 	if d.works(reads{gateUp, dact, weight}, writes{gateUp, act, dact, dweight}) {
 		d.inner.SwiGLUGrad(gateUp, act, dact, weight, dweight)
+	}
+}
+
+// ClampedSwiGLU computes the activation of experts with clamps; see [xpu.Layers].
+func (d *Device) ClampedSwiGLU(act, gateUp, weight xpu.Tensor, c xpu.Clamp) {
+	if d.works(reads{gateUp, weight}, writes{act}) {
+		d.inner.ClampedSwiGLU(act, gateUp, weight, c)
+	}
+}
+
+// ClampedSwiGLUGrad is the gradient of ClampedSwiGLU; see [xpu.Layers].
+func (d *Device) ClampedSwiGLUGrad(gateUp, act, dact, weight, dweight xpu.Tensor, c xpu.Clamp) {
+	if d.works(reads{gateUp, dact, weight}, writes{gateUp, act, dact, dweight}) {
+		d.inner.ClampedSwiGLUGrad(gateUp, act, dact, weight, dweight, c)
+	}
+}
+
+// GroupedBias adds biases to groups of rows; see [xpu.Layers].
+func (d *Device) GroupedBias(x, bias, weight, counts xpu.Tensor) {
+	if d.works(reads{x, bias, weight, counts}, writes{x}) {
+		d.inner.GroupedBias(x, bias, weight, counts)
+	}
+}
+
+// GroupedBiasGrad computes the gradients of GroupedBias; see [xpu.Layers].
+func (d *Device) GroupedBiasGrad(dbias, dy, bias, weight, dweight, counts xpu.Tensor) {
+	if d.works(reads{dbias, dy, bias, weight, dweight, counts}, writes{dbias, dweight}) {
+		d.inner.GroupedBiasGrad(dbias, dy, bias, weight, dweight, counts)
 	}
 }
 

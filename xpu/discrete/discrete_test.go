@@ -237,11 +237,13 @@ func TestOperands(t *testing.T) {
 // unread lists the tensors that commands get but do not read, or only read as operands of products.
 // A number is an argument.
 var unread = []string{
-	"GroupedMatMul 1", "GroupedMatMul 2", "GroupedWeightGrad 1", "GroupedWeightGrad 2", "JoinHeads 0.K",
-	"JoinHeads 0.Q", "JoinHeads 0.V", "JoinLatent 0.K", "JoinLatent 0.Q", "JoinLatent 0.V", "MatMul 1", "MatMul 2",
-	"Route 0.RowOf", "Route 0.TokenOf", "Route 0.Weight", "RouteGrad 0.Counts", "RouteGrad 0.RouterKind.Bias",
-	"RouteGrad 0.TokenOf", "RouteGrad 0.Weight", "SortRows 0.LSE", "SortRows 0.RouterKind.Bias", "SplitHeads 0.Means",
-	"SumHeads 1.K", "SumHeads 1.Means", "SumHeads 1.Q", "SumHeads 1.V",
+	"AddSinks 0.Begin", "AddSinks 0.K", "AddSinks 0.Q", "AddSinks 0.V", "GroupedMatMul 1", "GroupedMatMul 2",
+	"GroupedWeightGrad 1", "GroupedWeightGrad 2", "JoinHeads 0.K", "JoinHeads 0.Q", "JoinHeads 0.V", "JoinLatent 0.K",
+	"JoinLatent 0.Q", "JoinLatent 0.V", "MatMul 1", "MatMul 2", "Route 0.RowOf", "Route 0.TokenOf", "Route 0.Weight",
+	"RouteGrad 0.Counts", "RouteGrad 0.RouterKind.Bias", "RouteGrad 0.TokenOf", "RouteGrad 0.Weight",
+	"SinksGrad 0.Begin", "SinksGrad 0.K", "SinksGrad 0.Q", "SinksGrad 0.V", "SortRows 0.LSE",
+	"SortRows 0.RouterKind.Bias", "SplitHeads 0.Means", "SumHeads 1.K", "SumHeads 1.Means", "SumHeads 1.Q",
+	"SumHeads 1.V",
 }
 
 // TestEveryTensor tests each tensor of each command, one after the other. Memory of the host is

@@ -205,12 +205,17 @@ func (c *command) inChains(p product, to argument, most int, multiply func(to ar
 
 // starts computes where groups start, and where the last one ends.
 func (c *command) starts(p product) argument {
-	parts, most := p.counts.Elements(), p.k
 	if p.groupRows {
-		most = p.m
+		return c.startsOf(p.counts, p.m)
 	}
+	return c.startsOf(p.counts, p.k)
+}
+
+// startsOf computes the first row of each group, and the number of rows, which is at most `most`.
+func (c *command) startsOf(counts xpu.Tensor, most int) argument {
+	parts := counts.Elements()
 	starts := c.take(parts + 1)
-	c.launch("starts_of_groups", items(parts+1), starts, c.reads(p.counts), integer(parts), integer(most))
+	c.launch("starts_of_groups", items(parts+1), starts, c.reads(counts), integer(parts), integer(most))
 	return starts
 }
 
