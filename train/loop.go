@@ -390,14 +390,19 @@ func (r *run) prepare(ctx context.Context, saved *checkpoint.Checkpoint) error {
 }
 
 // restoreNewest restores a checkpoint, which may be nil, or the newest one before it that is not
-// damaged, and returns the restored checkpoint.
+// damaged, and returns the restored checkpoint. A damaged snapshot may have intact copies of its
+// files on other hosts.
 func (r *run) restoreNewest(ctx context.Context, saved *checkpoint.Checkpoint) (*checkpoint.Checkpoint, error) {
 	for {
 		err := r.restore(ctx, saved)
 		if !checkpoint.IsDamage(err) {
 			return saved, err
 		}
-		r.refuse(checkpoint.Refused{Checkpoint: saved.Name(), Error: err.Error()})
+		if saved.IsSnapshot() && r.history.snapshots.Hash() {
+			r.warn("%s is damaged; looking for intact copies of its files: %v", saved.Name(), err)
+		} else {
+			r.refuse(checkpoint.Refused{Checkpoint: saved.Name(), Error: err.Error()})
+		}
 		if saved, err = r.newest(ctx); err != nil {
 			return nil, err
 		}

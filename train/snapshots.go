@@ -222,14 +222,16 @@ func (r *run) recordedSteps() (int64, error) {
 }
 
 // newest returns the state to resume from: the newest checkpoint of the run that is not refused, or
-// a newer snapshot, or nil. The files of the result that the run will load are not yet verified.
+// a newer snapshot, or nil. If all checkpoints are damaged, it returns a snapshot or an error. The
+// files of the result that the run will load are not yet verified.
 func (r *run) newest(ctx context.Context) (*checkpoint.Checkpoint, error) {
 	saved, err := r.newestSaved(ctx)
-	if err != nil || r.history.snapshots == nil {
+	if r.history.snapshots == nil || err != nil && !errors.Is(err, checkpoint.ErrAllDamaged) {
 		return saved, err
 	}
+	allDamaged := err
 	until := int64(-1) // the newest snapshot that can be used
-	if r.leads() {
+	if err = nil; r.leads() {
 		until, err = r.recordedSteps()
 	}
 	if err := collective.Agree(ctx, r.ranks.World(), err); err != nil {
@@ -242,7 +244,7 @@ func (r *run) newest(ctx context.Context) (*checkpoint.Checkpoint, error) {
 		min(until, r.config.Steps-1))
 	r.refuse(refused...)
 	if err != nil || found == nil {
-		return saved, err
+		return saved, cmp.Or(err, allDamaged)
 	}
 	if r.history.saved = -1; saved != nil {
 		r.history.saved = saved.State.Step

@@ -182,8 +182,9 @@ func resume(t *testing.T, c Config, hosts string) (Result, []string) {
 }
 
 // Snapshots that cannot be used are refused with their reason, and the run resumes from the older
-// checkpoint with equal results: changed files, two lost hosts of three, changed manifests. A
-// changed manifest of one host does not matter if another host has all files.
+// checkpoint with equal results: changed files, two lost hosts of three, changed manifests. Changed
+// files and manifests of one host do not matter if another host has all files, and damaged
+// checkpoints do not if there is a snapshot.
 func TestSnapshotsRefused(t *testing.T) {
 	longtest.SkipIfShort(t)
 	t.Parallel()
@@ -213,6 +214,14 @@ func TestSnapshotsRefused(t *testing.T) {
 			func(t *testing.T, c Config) { each(t, c, "*/snapshot-*/manifest.json") }},
 		"one manifest": {"a a b b", "snapshot-00000008", "",
 			func(t *testing.T, c Config) { each(t, c, "b/snapshot-*/manifest.json") }},
+		"files of one host": {"a a b b", "snapshot-00000008", "snapshot-00000008 is damaged; looking for intact copies",
+			func(t *testing.T, c Config) { each(t, c, "b/snapshot-*/*.safetensors") }},
+		"one file of each host": {"a a b b", "snapshot-00000008", "is damaged; looking for intact copies",
+			func(t *testing.T, c Config) {
+				each(t, c, "a/snapshot-*/model-0000[13]-of-*")
+				each(t, c, "b/snapshot-*/model-0000[24]-of-*")
+			}},
+		"checkpoint": {"a a b b", "snapshot-00000008", "checkpoint step-00000005 is damaged", damageCheckpoint},
 		"two hosts": {"a b b c", "step-00000005", "of its 8 files are on none of the hosts",
 			func(t *testing.T, c Config) {
 				loseHostFolder(t, c, "b")
@@ -243,6 +252,32 @@ func TestSnapshotsRefused(t *testing.T) {
 			sameRun(t, name, unbroken.Output, c.Output)
 		})
 	}
+}
+
+// A run with damaged checkpoints and a damaged snapshot does not start.
+func TestSnapshotsAllDamaged(t *testing.T) {
+	t.Parallel()
+	plan := makePlan(t, t.TempDir(), "plan.json", "")
+	c := snapshotsConfig(t, plan, LayoutConfig{DP: 1, EP: 2}, "")
+	die(t, c, "a b", 9, Options{})
+	damageCheckpoint(t, c)
+	paths, err := filepath.Glob(filepath.Join(c.Checkpoint.SnapshotDir, "*", "*", "snapshot-*", "model-00001-of-*"))
+	if err != nil || len(paths) != 2 {
+		t.Fatalf("%q, %v", paths, err)
+	}
+	for _, path := range paths {
+		flip(t, path)
+	}
+	_, err = Run(t.Context(), c, Options{hosts: comm.NewHosts([]string{"a", "b"})})
+	if !errors.Is(err, checkpoint.ErrAllDamaged) {
+		t.Errorf("%v, want that every checkpoint is damaged", err)
+	}
+}
+
+// damageCheckpoint changes a bit of the state of the only checkpoint.
+func damageCheckpoint(t *testing.T, c Config) {
+	t.Helper()
+	flip(t, filepath.Join(c.Output, checkpoint.DirName, "step-00000005", "state.json"))
 }
 
 // Ranks that die at any file operation of a snapshot leave this snapshot or the older one.

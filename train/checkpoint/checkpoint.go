@@ -58,6 +58,10 @@ const (
 	maxStateFile = 256 << 20
 )
 
+// ErrAllDamaged means that every checkpoint in a directory is damaged.
+var ErrAllDamaged = errors.New("every checkpoint is damaged; restore one of them, or remove them to restart from " +
+	"step 0")
+
 // ErrNone means that a directory has no checkpoint, not even a damaged one.
 var ErrNone = errors.New("no checkpoint")
 
@@ -156,9 +160,9 @@ type Refused struct {
 }
 
 // Newest returns the newest complete checkpoint in dir, and the newer damaged
-// checkpoints. Without a checkpoint it returns nil. It returns an error if all checkpoints are
-// damaged, because a restart would remove checkpoints that the user may be able to repair. It also
-// returns an error if the checkpoint to use cannot be read: a resume from an older checkpoint would
+// checkpoints. Without a checkpoint it returns nil. If all checkpoints are damaged, it returns
+// [ErrAllDamaged], because a restart would remove checkpoints that the user may be able to repair.
+// It also returns an error if the checkpoint to use cannot be read: a resume from an older checkpoint would
 // later remove this checkpoint, which may be complete. All ranks of world call it and get the same
 // result. fsys is the file system of dir; nil means the machine's.
 func Newest(ctx context.Context, world *comm.Comm, fsys filesystem.FS, dir string) (*Checkpoint, []Refused, error) {
@@ -206,8 +210,7 @@ func newest(ctx context.Context, world *comm.Comm, fsys filesystem.FS, dir strin
 		errs = append(errs, fmt.Errorf("%s: %w", name, err))
 	}
 	if errs != nil {
-		return nil, refused, fmt.Errorf("%s: every checkpoint is damaged; restore one of them, or remove them to "+
-			"restart from step 0: %w", dir, errors.Join(errs...))
+		return nil, refused, fmt.Errorf("%s: %w: %w", dir, ErrAllDamaged, errors.Join(errs...))
 	}
 	return nil, nil, nil
 }

@@ -14,8 +14,11 @@ import (
 	"maps"
 	"net/url"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
+
+	"golang.org/x/sync/errgroup"
 
 	"mula/internal/atomicfile"
 	"mula/internal/filesystem"
@@ -44,6 +47,7 @@ type Snapshots struct {
 	first   bool  // this rank is the first of its host
 	to      int   // the rank that copies the files of this rank; -1 for none
 	from    []int // the ranks whose files this rank copies
+	careful bool  // Find hashes files
 }
 
 // NewSnapshots returns the snapshots of a run for one rank. folder is a folder of the rank's host,
@@ -474,13 +478,23 @@ func (s *Snapshots) Remove() error {
 	return err
 }
 
+// Hash makes [Snapshots.Find] compare the hashes of all files from now on, so that it uses intact
+// copies of damaged files. It reports whether Find has not done this before. All ranks call it after
+// [Shard.Load] has found damage.
+func (s *Snapshots) Hash() bool {
+	before := s.careful
+	s.careful = true
+	return !before
+}
+
 // A hostedSnapshot is a snapshot in the folder of a host.
 type hostedSnapshot struct {
-	Step   int64    `json:"step"`
-	SHA256 string   `json:"sha256"` // of the content
-	Files  []string `json:"files"`  // that the host has, of the right sizes
-	Count  int      `json:"count"`  // of the files of the snapshot on all hosts
-	Error  string   `json:"error,omitempty"`
+	Step    int64    `json:"step"`
+	SHA256  string   `json:"sha256"`            // of the content
+	Files   []string `json:"files"`             // that the host has, of the right sizes
+	Count   int      `json:"count"`             // of the files of the snapshot on all hosts
+	Damaged []string `json:"damaged,omitempty"` // what is wrong with other files
+	Error   string   `json:"error,omitempty"`   // the snapshot cannot be read
 }
 
 // A foundSnapshot is the snapshot that the ranks use.
@@ -496,7 +510,8 @@ type foundSnapshot struct {
 // checkpoint saved, which may be nil. It returns nil if there is none. It does not use refused
 // snapshots, and no snapshots of a time when the run had a newer checkpoint than all checkpoints
 // now, damaged ones included: the user has moved that checkpoint away. It also returns newer
-// snapshots that cannot be used. The files are verified by [Shard.Load].
+// snapshots that cannot be used. [Shard.Load] verifies the files, and after [Snapshots.Hash] Find
+// does, too.
 func (s *Snapshots) Find(ctx context.Context, world *comm.Comm, saved *Checkpoint, refused []Refused, until int64) (
 	*Checkpoint, []Refused, error) {
 	newest := int64(-1)
@@ -511,7 +526,7 @@ func (s *Snapshots) Find(ctx context.Context, world *comm.Comm, saved *Checkpoin
 	}
 	var own []hostedSnapshot
 	if s.first {
-		own = s.list(func(step int64) bool {
+		own = s.list(ctx, func(step int64) bool {
 			return step > newest && step <= until && !slices.ContainsFunc(refused, func(r Refused) bool {
 				return r.Checkpoint == snapshotName(step)
 			})
@@ -546,7 +561,7 @@ func (s *Snapshots) Find(ctx context.Context, world *comm.Comm, saved *Checkpoin
 
 // list returns the snapshots of the run in the folder of this rank's host whose steps are wanted.
 // known is the step of the newest checkpoint.
-func (s *Snapshots) list(wanted func(step int64) bool, known int64) (list []hostedSnapshot) {
+func (s *Snapshots) list(ctx context.Context, wanted func(step int64) bool, known int64) (list []hostedSnapshot) {
 	entries, err := s.fsys.ReadDir(s.dir)
 	if err != nil {
 		return nil // a spare host has none
@@ -577,9 +592,40 @@ func (s *Snapshots) list(wanted func(step int64) bool, known int64) (list []host
 				h.Files = append(h.Files, name)
 			}
 		}
+		if s.careful {
+			s.dropDamaged(ctx, dir, content, &h)
+		}
 		list = append(list, h)
 	}
 	return list
+}
+
+// dropDamaged removes the files whose bytes do not have their hashes from the files of a snapshot
+// in dir.
+func (s *Snapshots) dropDamaged(ctx context.Context, dir string, content *snapshotContent, h *hostedSnapshot) {
+	errs := make([]error, len(h.Files))
+	var group errgroup.Group
+	group.SetLimit(runtime.GOMAXPROCS(0))
+	for i, name := range h.Files {
+		group.Go(func() error {
+			f, err := hashFile(ctx, s.fsys, filepath.Join(dir, name), content.Files[name].FileInfo)
+			if err == nil {
+				err = f.compare()
+			}
+			errs[i] = err
+			return nil
+		})
+	}
+	_ = group.Wait() // the functions return nil
+	var intact []string
+	for i, name := range h.Files {
+		if errs[i] == nil {
+			intact = append(intact, name)
+		} else {
+			h.Damaged = append(h.Damaged, errs[i].Error())
+		}
+	}
+	h.Files = intact
 }
 
 // readManifest returns the content in the manifest of a snapshot.
@@ -613,6 +659,9 @@ func (s *Snapshots) choose(all [][]hostedSnapshot) foundSnapshot {
 			if h.Error != "" {
 				problems[h.Step] = append(problems[h.Step], fmt.Sprintf("host %s: %s", s.hosts[rank], h.Error))
 				continue
+			}
+			for _, damaged := range h.Damaged {
+				problems[h.Step] = append(problems[h.Step], fmt.Sprintf("host %s: %s", s.hosts[rank], damaged))
 			}
 			counts[identity{h.Step, h.SHA256}] = h.Count
 		}

@@ -150,11 +150,7 @@ func verifyFiles(ctx context.Context, fsys filesystem.FS, dir string, files map[
 		if owner != rank {
 			continue
 		}
-		f, err := openHashed(fsys, objects.Join(dir, names[i]), files[names[i]])
-		if err == nil {
-			err = f.finish(ctx)
-			f.Close() // it was only read
-		}
+		f, err := hashFile(ctx, fsys, objects.Join(dir, names[i]), files[names[i]])
 		if err != nil {
 			return fileError(rank, err)
 		}
@@ -163,6 +159,16 @@ func verifyFiles(ctx context.Context, fsys filesystem.FS, dir string, files map[
 		}
 	}
 	return nil
+}
+
+// hashFile reads a file of the manifest, and returns it with its hash.
+func hashFile(ctx context.Context, fsys filesystem.FS, path string, want shards.FileInfo) (*hashedFile, error) {
+	f, err := openHashed(fsys, path, want)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close() // it was only read
+	return f, f.finish(ctx)
 }
 
 // needShared is the remedy if ranks do not see the same run directory.
