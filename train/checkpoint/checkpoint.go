@@ -159,12 +159,12 @@ type Refused struct {
 	Error      string `json:"error"`
 }
 
-// Newest returns the newest complete checkpoint in dir, and the newer damaged
-// checkpoints. Without a checkpoint it returns nil. If all checkpoints are damaged, it returns
-// [ErrAllDamaged], because a restart would remove checkpoints that the user may be able to repair.
-// It also returns an error if the checkpoint to use cannot be read: a resume from an older checkpoint would
-// later remove this checkpoint, which may be complete. All ranks of world call it and get the same
-// result. fsys is the file system of dir; nil means the machine's.
+// Newest returns the newest complete checkpoint in dir, and the newer damaged checkpoints. Without
+// a checkpoint it returns nil. If all checkpoints are damaged, it returns [ErrAllDamaged], because
+// a restart would remove checkpoints that the user may be able to repair. It also returns an error
+// if the checkpoint to use cannot be read: a resume from an older checkpoint would later remove
+// this checkpoint, which may be complete. All ranks of world call it and get the same result. fsys
+// is the file system of dir; nil means the machine's.
 func Newest(ctx context.Context, world *comm.Comm, fsys filesystem.FS, dir string) (*Checkpoint, []Refused, error) {
 	return newest(ctx, world, filesystem.Default(fsys), dir, nil, true)
 }

@@ -479,8 +479,8 @@ func (s *Snapshots) Remove() error {
 }
 
 // Hash makes [Snapshots.Find] compare the hashes of all files from now on, so that it uses intact
-// copies of damaged files. It reports whether Find has not done this before. All ranks call it after
-// [Shard.Load] has found damage.
+// copies of damaged files. It reports whether Find has not done this before. All ranks call it
+// after [Shard.Load] has found damage.
 func (s *Snapshots) Hash() bool {
 	before := s.careful
 	s.careful = true

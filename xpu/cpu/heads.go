@@ -41,7 +41,8 @@ func (h *Host) SplitHeads(p xpu.Projections) {
 			rq, rk := p.roots(x[:q], p.QWeight, p.RQ, i), p.roots(x[q:q+kv], p.KWeight, p.RK, i)
 			r := p.rotation(p.First + pos)
 			for a := range p.Heads.Heads {
-				writeHead(p.Q[((row*p.Heads.Heads+a)*s+pos)*d:][:d], x[a*d:][:d], p.QWeight, a*d, rq, p.Clip, r, p.scale)
+				place := ((row*p.Heads.Heads+a)*s + pos) * d
+				writeHead(p.Q[place:][:d], x[a*d:][:d], p.QWeight, a*d, rq, p.Clip, r, p.scale)
 			}
 			for g := range p.KVHeads {
 				place := ((row*p.KVHeads+g)*p.Capacity + p.First + pos) * d
