@@ -103,9 +103,11 @@ func saveDirectory(dir string, c Config, opts SaveOptions,
 		}
 		create = In(dir)
 	}
-	tensors, total := c.StoredTensors(opts.DType), int64(0)
-	for _, t := range tensors {
-		total += t.Elements() * int64(t.DType.Size())
+	parts, files := c.StoredTensors(opts.DType), c.inFiles()
+	tensors, total := make([]safetensors.Tensor, len(files)), int64(0)
+	for i, t := range files {
+		tensors[i] = safetensors.Tensor{Name: t.Name, DType: parts[t.Parts[0]].DType, Shape: t.Shape}
+		total += tensors[i].Elements() * int64(tensors[i].DType.Size())
 	}
 	shards := shardTensors(tensors, opts)
 	index := safetensors.Index{Metadata: map[string]any{"total_size": total},
@@ -119,8 +121,14 @@ func saveDirectory(dir string, c Config, opts SaveOptions,
 		for _, t := range shard {
 			index.WeightMap[t.Name] = name
 		}
-		err := writeShard(create, name, shard,
-			func(i int, write func([]float32) error) error { return fill(first+i, write) })
+		err := writeShard(create, name, shard, func(i int, write func([]float32) error) error {
+			for _, part := range files[first+i].Parts {
+				if err := fill(part, write); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
 		if err != nil {
 			return err
 		}

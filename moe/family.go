@@ -46,6 +46,9 @@ type family struct {
 	expertsPerToken string     // field of the number of experts of a token; "": num_experts_per_tok
 	renormalized    bool       // routing weights are always renormalised, without norm_topk_prob
 	block           blockNames // zero: mlpNames
+	// names in files, and in the memory of transformers 5, of the tensors of a layer with experts;
+	// zero: files have the tensors of [Config.Tensors], and the memory has memoryNames
+	files, memory fusedNames
 
 	dense      denseKind // layers without experts
 	firstDense int       // first_k_dense_replace if it is missing, with firstLayers

@@ -1,6 +1,7 @@
 package moe
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -108,9 +109,8 @@ func (s *Stored) match() error {
 	for i, t := range s.tensors {
 		number[t.Name] = i
 	}
-	family := s.config.family()
-	inMemory := strings.NewReplacer(".mlp.gate."+strings.TrimPrefix(family.router.biasName(), "."),
-		".mlp"+family.router.biasName(), ".mlp.gate.", "."+family.blockNames().block+".gate.")
+	bias := s.config.family().router.biasName()
+	inMemory := strings.NewReplacer(".mlp.gate."+strings.TrimPrefix(bias, "."), ".mlp"+bias)
 	var unexpected, wrong []string
 	predictions := s.predictionLayers(stored)
 	for _, t := range stored {
@@ -120,8 +120,8 @@ func (s *Stored) match() error {
 		if !slices.Contains(s.types, t.DType) && !s.config.alwaysFloat32(t.Name) {
 			s.types = append(s.types, t.DType)
 		}
-		// transformers 5 holds the router of every family as mlp.gate, with its correction biases
-		pieces := []piece{{inMemory.Replace(t.Name), t.Shape, 0}}
+		// transformers 5 holds the router of most families as mlp.gate, with its correction biases
+		pieces := []piece{{s.config.routerName(inMemory.Replace(t.Name)), t.Shape, 0}}
 		if fused, want := s.config.unfuse(t); want != nil {
 			s.fused = true
 			if !slices.Equal(t.Shape, want) {
@@ -223,29 +223,60 @@ type piece struct {
 	first int64
 }
 
+// fusedNames are names of tensors after the prefix of a layer: the router's weights [E, H], and all
+// experts' gate and up projections [E, 2I, H], gate first, and down projections [E, H, I].
+type fusedNames struct{ router, gateUp, down string }
+
+// memoryNames are the names in the memory of transformers 5, for most families.
+var memoryNames = fusedNames{"mlp.gate.weight", "mlp.experts.gate_up_proj", "mlp.experts.down_proj"}
+
+// fusedNames returns the names in files, unless they are zero, and in the memory of transformers 5.
+func (f *family) fusedNames() (all []fusedNames) {
+	if f.files != (fusedNames{}) {
+		all = append(all, f.files)
+	}
+	return append(all, cmp.Or(f.memory, memoryNames))
+}
+
+// routerName returns the name in [Config.Tensors] of the weights of a router, given another name of
+// them. It returns other names unchanged.
+func (c Config) routerName(name string) string {
+	f := c.family()
+	for _, names := range f.fusedNames() {
+		if prefix, ok := strings.CutSuffix(name, "."+names.router); ok && c.moe() {
+			return prefix + "." + f.blockNames().block + routerWeight
+		}
+	}
+	return name
+}
+
 // unfuse divides a tensor of fused experts into its parameters and returns its expected shape; for
 // any other tensor want is nil.
 func (c Config) unfuse(t safetensors.Tensor) (pieces []piece, want []int) {
+	if !c.moe() {
+		return nil, nil
+	}
 	h, ffn, e := c.HiddenSize, c.IntermediateSize, c.Experts
-	prefix, last, _ := strings.Cut(t.Name, "mlp.experts.")
 	matrix := int64(ffn) * int64(h)
-	names := c.family().blockNames()
-	switch {
-	case c.moe() && last == "gate_up_proj":
-		want = []int{e, 2 * ffn, h}
-		for i := range e {
-			gate, up, _ := names.network(names.expert(prefix, i))
-			first := 2 * matrix * int64(i)
-			pieces = append(pieces, piece{gate, []int{ffn, h}, first}, piece{up, []int{ffn, h}, first + matrix})
+	block := c.family().blockNames()
+	for _, names := range c.family().fusedNames() {
+		if prefix, ok := strings.CutSuffix(t.Name, names.gateUp); ok {
+			for i := range e {
+				gate, up, _ := block.network(block.expert(prefix, i))
+				first := 2 * matrix * int64(i)
+				pieces = append(pieces, piece{gate, []int{ffn, h}, first}, piece{up, []int{ffn, h}, first + matrix})
+			}
+			return pieces, []int{e, 2 * ffn, h}
 		}
-	case c.moe() && last == "down_proj":
-		want = []int{e, h, ffn}
-		for i := range e {
-			_, _, down := names.network(names.expert(prefix, i))
-			pieces = append(pieces, piece{down, []int{h, ffn}, matrix * int64(i)})
+		if prefix, ok := strings.CutSuffix(t.Name, names.down); ok {
+			for i := range e {
+				_, _, down := block.network(block.expert(prefix, i))
+				pieces = append(pieces, piece{down, []int{h, ffn}, matrix * int64(i)})
+			}
+			return pieces, []int{e, h, ffn}
 		}
 	}
-	return pieces, want
+	return nil, nil
 }
 
 // Config returns the configuration in config.json.
@@ -347,7 +378,7 @@ func (s *Stored) Save(ctx context.Context, dir string, opts SaveOptions,
 	})
 }
 
-// A FusedTensor is a tensor of the model in transformers 5: the given tensors of [Config.Tensors],
+// A FusedTensor is a tensor of the model in transformers: the given tensors of [Config.Tensors],
 // one after another.
 type FusedTensor struct {
 	Name  string
@@ -356,20 +387,35 @@ type FusedTensor struct {
 }
 
 // Fused returns the tensors of the model in the memory of transformers 5. A layer's experts have
-// two tensors: gate and up of one expert after another, and down. The router of every family is
+// two tensors: gate and up of one expert after another, and down. The router of most families is
 // mlp.gate. Other tensors are as in [Config.Tensors].
-func (c Config) Fused() []FusedTensor {
+func (c Config) Fused() []FusedTensor { return c.fuse(cmp.Or(c.family().memory, memoryNames)) }
+
+// inFiles returns the tensors of the model in the files of transformers.
+func (c Config) inFiles() []FusedTensor {
+	if names := c.family().files; names != (fusedNames{}) {
+		return c.fuse(names)
+	}
+	var list []FusedTensor
+	for i, t := range c.Tensors() {
+		list = append(list, FusedTensor{t.Name, t.Shape, []int{i}})
+	}
+	return list
+}
+
+// fuse returns the tensors of the model with fused experts of the given names.
+func (c Config) fuse(names fusedNames) []FusedTensor {
 	tensors := c.Tensors()
 	number := make(map[string]int, len(tensors))
 	for i, t := range tensors {
 		number[t.Name] = i
 	}
-	gate := "." + c.family().blockNames().block + ".gate."
+	router := c.family().blockNames().block + routerWeight
 	whole := map[int]FusedTensor{} // of the first part
 	inside := map[int]bool{}       // other parts
 	for l := range c.Layers {
-		for _, last := range []string{"gate_up_proj", "down_proj"} {
-			f := FusedTensor{Name: layerPrefix(l) + "mlp.experts." + last}
+		for _, name := range []string{names.gateUp, names.down} {
+			f := FusedTensor{Name: layerPrefix(l) + name}
 			pieces, shape := c.unfuse(safetensors.Tensor{Name: f.Name})
 			if shape == nil || !c.HasExperts(l) {
 				continue
@@ -387,7 +433,10 @@ func (c Config) Fused() []FusedTensor {
 		if f, ok := whole[i]; ok {
 			list = append(list, f)
 		} else if !inside[i] {
-			list = append(list, FusedTensor{strings.Replace(t.Name, gate, ".mlp.gate.", 1), t.Shape, []int{i}})
+			if layer, ok := strings.CutSuffix(t.Name, router); ok && c.moe() {
+				t.Name = layer + names.router
+			}
+			list = append(list, FusedTensor{t.Name, t.Shape, []int{i}})
 		}
 	}
 	return list
