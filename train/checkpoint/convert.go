@@ -100,8 +100,8 @@ func (m ModelDir) HasWeights(ctx context.Context, want string) (has bool, now st
 }
 
 // Convert writes the model into a new directory output, in the form that transformers 4 and 5 load:
-// a separate tensor per expert, weights in files of the requested size, config.json, and the
-// tokenizer and generation config. The last two are copied from the model, or generated. Convert
+// the family's tensors, weights in files of the requested size, config.json, and the tokenizer and
+// generation config. The last two are copied from the model, or generated. Convert
 // checks the model like [ModelDir.Inspect]. It reads and writes chunks, and never holds the whole
 // model in memory. output must not exist. It appears complete or not at all. output may be a URL,
 // see [newFolder].
@@ -374,20 +374,26 @@ func tokenizerConfig(c moe.Config, t *tokenize.Tokenizer) ([]byte, error) {
 	return text.Bytes(), err
 }
 
-// A weightsCheck checks that all weights of a model are finite. It gets them in order.
+// A weightsCheck checks that all weights of a model are finite. It gets them tensor by tensor, in
+// any order of the tensors.
 type weightsCheck struct {
 	dir         string
-	tensors     []safetensors.Tensor // tensors that are not yet complete
+	tensors     []safetensors.Tensor
+	number      map[string]int      // of a tensor, by its name
+	sums        [][sha256.Size]byte // of complete tensors
 	done, total int64
-	element     int64 // of the first of tensors, of the next piece
+	element     int64 // of the current tensor, of the next piece
 	progress    func(done, total int64)
-	weights     weightsHasher
-	hash        hash.Hash // of the first of tensors
+	hash        hash.Hash // of the current tensor
 }
 
 func newWeightsCheck(dir string, c moe.Config, progress func(done, total int64)) *weightsCheck {
-	return &weightsCheck{dir: dir, tensors: c.Tensors(), total: elements(c.Tensors()), progress: progress,
-		weights: newWeightsHasher(), hash: sha256.New()}
+	w := &weightsCheck{dir: dir, tensors: c.Tensors(), number: map[string]int{}, progress: progress, hash: sha256.New()}
+	for i, t := range w.tensors {
+		w.number[t.Name] = i
+	}
+	w.sums, w.total = make([][sha256.Size]byte, len(w.tensors)), elements(w.tensors)
+	return w
 }
 
 // elements returns the number of elements of all tensors.
@@ -404,10 +410,10 @@ func (w *weightsCheck) add(tensor string, piece []float32) error {
 	}
 	w.hash.Write(bytesOf(piece))
 	w.element += int64(len(piece))
-	if t := w.tensors[0]; w.element == t.Elements() {
-		w.weights.add(t.Name, t.Shape, [sha256.Size]byte(w.hash.Sum(nil)))
+	if i := w.number[tensor]; w.element == w.tensors[i].Elements() {
+		w.sums[i] = [sha256.Size]byte(w.hash.Sum(nil))
 		w.hash.Reset()
-		w.tensors, w.element = w.tensors[1:], 0
+		w.element = 0
 	}
 	w.done += int64(len(piece))
 	if w.progress != nil {
@@ -416,5 +422,11 @@ func (w *weightsCheck) add(tensor string, piece []float32) error {
 	return nil
 }
 
-// sum returns the hash of the weights so far.
-func (w *weightsCheck) sum() string { return w.weights.sum() }
+// sum returns the hash of the weights after the last tensor.
+func (w *weightsCheck) sum() string {
+	all := newWeightsHasher()
+	for i, t := range w.tensors {
+		all.add(t.Name, t.Shape, w.sums[i])
+	}
+	return all.sum()
+}
