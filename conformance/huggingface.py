@@ -1,6 +1,7 @@
 """Compares models of transformers with mula, in both directions.
 
     python conformance/huggingface.py [--mula bin/mula] [--count 24] [--seed 1] [--families llama]
+    python conformance/huggingface.py --each 20                         20 models of each family
 
 The script makes random tiny models of mula's families in transformers, as fp32, bf16 or fp16, in
 one file or several, with separate or (if the release has them) fused experts. `mula import` and
@@ -63,14 +64,35 @@ def per_expert(name, tensor):
         yield name, tensor
 
 
+GRANITE = {  # names in files of names in the memory of transformers 5
+    ".router.weight": ".router.layer.weight",
+    ".experts.gate_up_proj": ".input_linear.weight",
+    ".experts.down_proj": ".output_linear.weight",
+}
+
+
 def in_files(model, name, tensor):
     """Yields a parameter, or its gradient, with its names in files."""
+    if model.config.model_type == "granitemoe":
+        for old, new in GRANITE.items():
+            name = name.removesuffix(old) + new if name.endswith(old) else name
+        yield name, tensor
+        return
     for key, part in per_expert(name, tensor):
         if FUSED and model.config.model_type == "mixtral":
             key = key.replace(".mlp.", ".block_sparse_moe.")
             for projection, number in ("gate", 1), ("down", 2), ("up", 3):
                 key = key.replace(f".{projection}_proj.", f".w{number}.")
         yield key.replace(".gate.moe_statics.", ".moe_statics."), part
+
+
+def in_mula(model, name, tensor):
+    """Yields a parameter, or its gradient, with its names in mula's checkpoints."""
+    for key, part in in_files(model, name, tensor):
+        for old, new in GRANITE.items():
+            if key.endswith(new):
+                key = key.removesuffix(new) + old.replace(".router.", ".gate.")
+        yield from per_expert(key, part)
 
 
 def parameters(model):
@@ -150,7 +172,7 @@ def random_config(r, families):
         config["clip_qkv"] = r.choice([None, None, 0.7])
     if family != "olmo":
         config["rms_norm_eps"] = r.choice([1e-6, 1e-5, 1e-3])
-    if family not in ("olmo", "olmoe", "qwen2_moe"):
+    if family not in ("olmo", "olmoe", "qwen2_moe", "granitemoe"):
         config["head_dim"] = r.choice([head, 4, 12, 32])
     if family in ("mistral", "mixtral"):
         config["sliding_window"] = r.choice([None, 3, 8])
@@ -175,6 +197,13 @@ def random_config(r, families):
     if family == "mixtral":
         config["num_local_experts"] = r.choice([1, 3, 8])
         config["num_experts_per_tok"] = r.randrange(1, config["num_local_experts"] + 1)
+    if family == "granitemoe":
+        config["num_local_experts"] = r.choice([1, 3, 8])
+        config["num_experts_per_tok"] = r.randrange(1, config["num_local_experts"] + 1)
+        config["embedding_multiplier"] = r.choice([1.0, 12.0])
+        config["attention_multiplier"] = r.choice([1.0, 0.015625, 0.3, head**-0.5])
+        config["residual_multiplier"] = r.choice([1.0, 0.22])
+        config["logits_scaling"] = r.choice([1.0, 6.0, 0.5])
     if family == "dots1":
         config |= {"sliding_window": r.choice([None, 3, 8]), "max_window_layers": r.choice([0, 1, 62])}
     if family == "glm4_moe":
@@ -386,7 +415,7 @@ def compare(tools, directory, reference, ids, what):
     )  # terms that cancel out in small gradients, such as all of a router whose one weight is 1
     for name, p in with_gradients(reference):
         # transformers 4 skips experts without tokens
-        for key, g in in_files(reference, name, torch.zeros_like(p) if p.grad is None else p.grad):
+        for key, g in in_mula(reference, name, torch.zeros_like(p) if p.grad is None else p.grad):
             got, norm = mula.pop(key), g.norm().item()
             difference = (got - g).norm().item()
             if not difference <= 1e-4 * norm + rounding:
@@ -486,7 +515,7 @@ def from_transformers(tools, tmp, r, number, families):
         )
     )
     trained = sum(p.numel() for _, p in with_gradients(reference))
-    if text["parameters"] != trained or text["fused_experts"] != fused:
+    if text["parameters"] != trained or text["fused_experts"] != (fused or config.model_type == "granitemoe"):
         fail(f"{what}: {text}")
     compare(tools, source, reference, ids, what)
     compare(tools, tmp / "imported", reference, ids, what + ", imported")
@@ -629,10 +658,11 @@ def main():
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ap.add_argument("--mula", type=pathlib.Path, default=here.parent / "bin" / "mula")
     ap.add_argument("--count", type=int, default=24, help="random models")
+    ap.add_argument("--each", type=int, default=0, help="random models of each family, instead of --count")
     ap.add_argument("--seed", type=int, default=1)
     families = ["olmoe", "olmoe", "olmo", "olmo2", "llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "qwen3_moe"]
     families += ["qwen2_moe", "mixtral", "flex_olmo", "olmo3", "deepseek_v2", "deepseek_v3", "dots1", "glm4_moe"]
-    families += ["ernie4_5_moe"]
+    families += ["ernie4_5_moe", "granitemoe"]
     ap.add_argument("--families", nargs="+", default=families, help="one is drawn per model")
     args = ap.parse_args()
     torch.set_num_threads(1)
@@ -651,10 +681,13 @@ def main():
         r = random.Random(args.seed)
         for precision in ("fp32", "bf16"):
             trained(tools, tmp / f"trained-{precision}", r, precision)
-        for number in range(args.count):
+        drawn = [args.families] * args.count
+        if args.each > 0:
+            drawn = [[family] for family in dict.fromkeys(args.families) for _ in range(args.each)]
+        for number, choices in enumerate(drawn):
             case = tmp / f"case-{number}"
             case.mkdir()
-            from_transformers(tools, case, r, number, args.families)
+            from_transformers(tools, case, r, number, choices)
             shutil.rmtree(case)
     print(
         f"all equal; largest difference of logits {worst['logits']:.2g}, of gradients {worst['gradients']:.2g} of "

@@ -56,7 +56,8 @@ func (m *Model) projections(l *layer, st *saved, to kvTarget, known bool) xpu.Pr
 	cos, sin := m.positions(l)
 	return xpu.Projections{QKV: st.qkv, QWeight: l.qNorm.w, KWeight: l.kNorm.w, Epsilon: m.cfg.NormEps, RQ: st.rq,
 		RK: st.rk, Known: known, Clip: m.cfg.ClipQKV, Cos: cos, Sin: sin,
-		Interleaved: m.cfg.family().interleaved, First: to.first, Q: m.ws.q, K: to.k, V: to.v}
+		Interleaved: m.cfg.family().interleaved, Scale: m.cfg.AttentionMultiplier, First: to.first, Q: m.ws.q,
+		K: to.k, V: to.v}
 }
 
 // positions returns the rotations of a layer, from this rank's first position on.
@@ -122,11 +123,11 @@ func (m *Model) attend(ctx context.Context, l *layer, st *saved, to kvTarget) er
 	if m.cfg.latent() {
 		m.narrowContext(st)
 	}
-	if st.y1.Present() {
-		if err := m.blockProduct(ctx, st.y1, st.ctx, l.out.w.T(), xpu.MatMulOptions{}); err != nil {
+	if y := m.blockOutput(st.y1); y.Present() {
+		if err := m.blockProduct(ctx, y, st.ctx, l.out.w.T(), xpu.MatMulOptions{}); err != nil {
 			return err
 		}
-		m.addNorm(st.x1, st.x0, st.y1, m.norm1(l, st))
+		m.addBlock(st.x1, st.x0, y, m.norm1(l, st))
 		return nil
 	}
 	m.dev.Copy(st.x1, st.x0)

@@ -31,6 +31,8 @@ const (
 
 	// mixture of experts, interleaved rotation, softmax routers with correction biases
 	Ernie45MoE Architecture = "ernie4_5_moe"
+
+	GraniteMoE Architecture = "granitemoe" // mixture of experts with multipliers, otherwise as Mixtral
 )
 
 // NoToken is the value of a token id of [Config] that is not set.
@@ -70,12 +72,18 @@ type Config struct {
 	RopeInterleave bool `yaml:"rope_interleave,omitempty"`  // elements 2j and 2j+1 are rotated together
 	// [GLM4MoE]: projections to queries, keys and values have biases; each head of queries and keys
 	// has a norm; this part of a head is rotated, 0 means complete heads
-	AttentionBias bool        `yaml:"attention_bias,omitempty"`
-	QKNorm        bool        `yaml:"use_qk_norm,omitempty"`
-	RotaryPart    float64     `yaml:"partial_rotary_factor,omitempty"`
-	MaxPositions  int         `yaml:"max_position_embeddings"`
-	RopeTheta     float64     `yaml:"rope_theta"`
-	RopeScaling   RopeScaling `yaml:"rope_scaling,omitempty"` // not for [OLMoE], [OLMo] and [OLMo2]
+	AttentionBias bool    `yaml:"attention_bias,omitempty"`
+	QKNorm        bool    `yaml:"use_qk_norm,omitempty"`
+	RotaryPart    float64 `yaml:"partial_rotary_factor,omitempty"`
+	// [GraniteMoE]; see multipliers.go. 0 means 1, and of scores the inverse root of a head's size
+	EmbeddingMultiplier float64 `yaml:"embedding_multiplier,omitempty"`
+	AttentionMultiplier float64 `yaml:"attention_multiplier,omitempty"` // of scores
+	ResidualMultiplier  float64 `yaml:"residual_multiplier,omitempty"`  // of the outputs of blocks
+	LogitsScaling       float64 `yaml:"logits_scaling,omitempty"`       // a divisor
+
+	MaxPositions int         `yaml:"max_position_embeddings"`
+	RopeTheta    float64     `yaml:"rope_theta"`
+	RopeScaling  RopeScaling `yaml:"rope_scaling,omitempty"` // not for [OLMoE], [OLMo] and [OLMo2]
 	// 0: no windows; otherwise a query attends to this number of positions, its own included, in
 	// the layers that the family's windowKind names
 	SlidingWindow   int     `yaml:"sliding_window,omitempty"`
@@ -182,6 +190,9 @@ func (c Config) Validate() error {
 		return err
 	}
 	if err := c.validateAttention(bad); err != nil {
+		return err
+	}
+	if err := c.validateMultipliers(bad); err != nil {
 		return err
 	}
 	if err := c.validateShared(bad); err != nil {

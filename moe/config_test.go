@@ -92,6 +92,9 @@ func TestValidateNamesTheField(t *testing.T) {
 	dense := func(layers LayerSet, width int) func(c *Config) {
 		return func(c *Config) { c.Architecture, c.DenseLayers, c.DenseSize = Qwen3MoE, layers, width }
 	}
+	granite := func(change func(c *Config)) func(c *Config) {
+		return func(c *Config) { c.Architecture, c.NormTopK = GraniteMoE, true; change(c) }
+	}
 	for _, test := range []struct {
 		change func(c *Config)
 		want   string
@@ -137,6 +140,13 @@ func TestValidateNamesTheField(t *testing.T) {
 		{dense("0-99999999999999999999", 8), "dense_layers"},
 		{dense("0-1000000000000", 8), "dense_layers"},
 		{dense(",", 8), "dense_layers"},
+		{func(c *Config) { c.EmbeddingMultiplier = 2 }, "embedding_multiplier"}, // not of OLMoE
+		{granite(func(c *Config) { c.EmbeddingMultiplier = math.NaN() }), "embedding_multiplier"},
+		{granite(func(c *Config) { c.AttentionMultiplier = -1 }), "attention_multiplier"},
+		{granite(func(c *Config) { c.ResidualMultiplier = math.Inf(1) }), "residual_multiplier"},
+		{granite(func(c *Config) { c.LogitsScaling = 1e-38 }), "logits_scaling"},
+		{granite(func(c *Config) { c.NormTopK = false }), "norm_topk_prob"},
+		{granite(func(c *Config) { c.HeadSize = 8 }), "head_dim"},
 		{func(c *Config) { // experts in layers 0, 2 and 3
 			c.Architecture, c.Layers, c.NormTopK, c.DenseLayers, c.DenseSize = Ernie45MoE, 4, true, "1", 8
 		}, "dense_layers"},

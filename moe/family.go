@@ -24,6 +24,8 @@ type family struct {
 
 	interleaved bool // elements 2j and 2j+1 of a head are rotated together; see latent.go for latent attention
 
+	multipliers bool // see multipliers.go
+
 	rotaryPart float64 // partial_rotary_factor if it is missing; 0: heads are rotated completely
 
 	windows         windowKind // layers with a sliding window
@@ -86,7 +88,8 @@ type family struct {
 var families = map[Architecture]*family{OLMoE: &olmoe, OLMo: &olmo, Llama: &llama, Mistral: &mistral,
 	Qwen2: &qwen2, Qwen3: &qwen3, Qwen3MoE: &qwen3MoE, Mixtral: &mixtral, OLMo2: &olmo2, OLMo3: &olmo3,
 	FlexOLMo: &flexOLMo, DeepSeekV2: &deepSeekV2, DeepSeekV3: &deepSeekV3, Qwen2MoE: &qwen2MoE,
-	Dots1: &dots1, GLM4MoE: &glm4MoE, Ernie45MoE: &ernie45MoE}
+	Dots1: &dots1, GLM4MoE: &glm4MoE, Ernie45MoE: &ernie45MoE,
+	GraniteMoE: &graniteMoE}
 
 // blockNames are the names in files of a layer's feed-forward block, and of the projections of a
 // dense network or of an expert.

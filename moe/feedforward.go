@@ -181,8 +181,9 @@ func (m *Model) feedForward(ctx context.Context, l *layer, st *saved, number int
 		}
 	}
 	y, x := out, st.x1
-	if st.y2.Present() {
-		y, x = st.y2, xpu.Tensor{}
+	own := m.blockOutput(st.y2)
+	if own.Present() {
+		y, x = own, xpu.Tensor{}
 	}
 	if err := m.blockOf(l).forward(ctx, m, l, st, number, y, x); err != nil {
 		return err
@@ -192,8 +193,8 @@ func (m *Model) feedForward(ctx context.Context, l *layer, st *saved, number int
 			return err
 		}
 	}
-	if st.y2.Present() {
-		m.addNorm(out, st.x1, st.y2, m.norm2(l, st))
+	if own.Present() {
+		m.addBlock(out, st.x1, own, m.norm2(l, st))
 	}
 	return nil
 }

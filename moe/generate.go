@@ -179,7 +179,7 @@ func (d *decoder) append(ctx context.Context, tokens []uint32) error {
 	if err != nil {
 		return err
 	}
-	m.dev.Normalize(m.ws.h, m.ws.xL, m.normL(), false)
+	m.normalizeLast(false)
 	d.length += len(tokens)
 	return nil
 }

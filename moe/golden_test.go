@@ -178,7 +178,7 @@ func (g golden) documents(b Batch) Batch {
 
 var goldenCases = []string{"olmoe", "olmoe-gqa", "olmo", "olmo-gqa-tied", "llama-gqa", "llama-tied",
 	"mistral", "qwen2", "qwen3", "qwen3-moe", "qwen3-moe-layers", "mixtral", "olmo2", "flex-olmo",
-	"olmo3", "deepseek-v2", "deepseek-v3", "qwen2-moe", "dots1", "glm4-moe", "ernie4-5-moe"}
+	"olmo3", "deepseek-v2", "deepseek-v3", "qwen2-moe", "dots1", "glm4-moe", "ernie4-5-moe", "granitemoe"}
 
 func maxDiff(t testing.TB, got, want []float32) float64 {
 	t.Helper()
@@ -378,11 +378,12 @@ func gradientError(t testing.TB, m *Model, p *Parameter, want []float32) float64
 }
 
 // Directories that transformers wrote: one file with the config.json of version 4, several files,
-// fused experts, bfloat16, float16 with a tied head, what version 4 itself wrote, and Mixtral with
-// its names of tensors and with the names of version 5 in memory.
+// fused experts, bfloat16, float16 with a tied head, what version 4 itself wrote, Mixtral with its
+// names of tensors and with the names of version 5 in memory, and Granite with fused experts in
+// files.
 func TestOpenHuggingFace(t *testing.T) {
 	for _, name := range []string{"hf-single", "hf-sharded", "hf-fused", "hf-olmo-bf16", "hf-olmo-tied-fp16",
-		"hf-v4-bf16", "hf-mixtral", "hf-mixtral-fused"} {
+		"hf-v4-bf16", "hf-mixtral", "hf-mixtral-fused", "hf-granitemoe"} {
 		t.Run(name, func(t *testing.T) {
 			dev := cpu.New(2, xpu.FP32)
 			defer dev.Close()

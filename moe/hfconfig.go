@@ -83,6 +83,7 @@ func WriteConfigJSON(w io.Writer, c Config, dtype safetensors.DType) error {
 		part := fraction(cmp.Or(c.RotaryPart, 1))
 		fields["partial_rotary_factor"], parameters["partial_rotary_factor"] = part, part
 	}
+	c.multiplierFields(fields)
 	if family.latent {
 		fields["q_lora_rank"], fields["kv_lora_rank"] = nil, c.KVRank
 		if c.QueryRank > 0 {
@@ -387,6 +388,7 @@ func (f *hfFields) config() (c Config) {
 	} else {
 		f.headDim(&c)
 	}
+	f.multipliers(&c)
 	c.MaxPositions = family.maxPositions
 	f.read("max_position_embeddings", &c.MaxPositions)
 	c.NormEps = family.normEps

@@ -133,6 +133,7 @@ func TestConfigJSONRefusesValues(t *testing.T) {
 				family.windows != noWindows && test.field == "sliding_window" ||
 				family.windows == lastLayers && !family.windowSwitch && strings.Contains(test.value, `"full_attention", "s`) ||
 				family.attentionFields && test.field == "attention_bias" ||
+				family.multipliers && test.field == "residual_multiplier" ||
 				family.rotaryPart != 0 && test.field == "partial_rotary_factor" ||
 				family.headDim && test.field == "head_dim" {
 				continue
@@ -468,6 +469,21 @@ func TestConfigJSONOfSharedExperts(t *testing.T) {
 		{Ernie45MoE, `"num_experts_per_tok": 2`, "unknown field num_experts_per_tok"},
 		{Ernie45MoE, `"norm_topk_prob": true`, "unknown field norm_topk_prob"},
 		{DeepSeekV3, `"moe_num_shared_experts": 1`, "unknown field moe_num_shared_experts"},
+		{GraniteMoE, `"embedding_multiplier": 12, "residual_multiplier": 0.22, "logits_scaling": 6.0`, ""},
+		{GraniteMoE, `"attention_multiplier": 0.015625, "position_embedding_type": "rope"`, ""},
+		{GraniteMoE, `"attention_multiplier": 0.25, "rope_scaling": {"type": "linear", "factor": 2.0}`, ""},
+		{GraniteMoE, `"attention_multiplier": 0`, "attention_multiplier is 0"},
+		{GraniteMoE, `"attention_multiplier": null`, "attention_multiplier is null"},
+		{GraniteMoE, `"residual_multiplier": -0.22`, "residual_multiplier is -0.22"},
+		{GraniteMoE, `"logits_scaling": "6"`, "logits_scaling is \"6\""},
+		{GraniteMoE, `"embedding_multiplier": 1e31`, "embedding_multiplier is 1e+31"},
+		{GraniteMoE, `"position_embedding_type": "nope"`, "position_embedding_type is \"nope\""},
+		{GraniteMoE, `"position_embedding_type": null`, "position_embedding_type is null"},
+		{GraniteMoE, `"head_dim": 8`, "head_dim is 8"},
+		{GraniteMoE, `"norm_topk_prob": true`, "unknown field norm_topk_prob"},
+		{GraniteMoE, `"num_experts": 8`, "unknown field num_experts"},
+		{GraniteMoE, `"sliding_window": 8`, "sliding_window"},
+		{Mixtral, `"residual_multiplier": 0.5`, "unknown field residual_multiplier"},
 		{Qwen2MoE, `"shared_expert_intermediate_size": 5, "qkv_bias": true`, ""},
 		{Qwen2MoE, `"shared_expert_intermediate_size": 0`, "shared_expert_intermediate_size is 0"},
 		{Qwen2MoE, `"qkv_bias": false`, "qkv_bias is false"},

@@ -614,7 +614,7 @@ func TestUniformRouting(t *testing.T) {
 // and has the same number in the list.
 func TestParallelWeights(t *testing.T) {
 	for _, dir := range []string{"testdata/hf-single", "testdata/hf-sharded", "testdata/hf-fused",
-		"testdata/hf-mixtral"} {
+		"testdata/hf-mixtral", "testdata/hf-granitemoe"} {
 		dev := cpu.New(1, xpu.FP32)
 		defer dev.Close()
 		whole, err := Open(dir, dev)

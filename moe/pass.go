@@ -98,9 +98,10 @@ func (m *Model) backward(ctx context.Context, opts BackwardOptions, size stepSiz
 	m.startGradients(opts.First)
 	if in == nil {
 		if !fresh {
-			m.dev.Normalize(w.h, w.xL, m.normL(), true)
+			m.normalizeLast(true)
 		}
 		m.crossEntropy(opts, 1/float64(size.targets))
+		m.multiply(w.dh, c.headMultiplier())
 		m.dev.Zero(w.dx)
 		m.dev.NormGrad(w.dx, w.dh, w.xL, m.normL(), m.norm.g)
 		if !c.TieEmbeddings {
@@ -146,6 +147,7 @@ func (m *Model) backward(ctx context.Context, opts BackwardOptions, size stepSiz
 		done.next()
 	}
 	if out == nil {
+		m.multiply(w.dx, c.EmbeddingMultiplier)
 		m.dev.EmbedGrad(m.embed.g, w.dx, w.ids, int32(c.PadTokenID))
 		done.next()
 	} else {
@@ -240,7 +242,7 @@ func (m *Model) forward(ctx context.Context, in, out *Relay) error {
 		}
 		copy(out.Router, w.sums)
 	} else {
-		m.dev.Normalize(w.h, w.xL, m.normL(), false)
+		m.normalizeLast(false)
 	}
 	w.latest = w.flight
 	return nil
@@ -300,6 +302,7 @@ func (m *Model) embedTokens(token func(i int) uint32) {
 	}
 	m.dev.WriteInts(w.ids, ids)
 	m.dev.Embed(w.saved[0].x0, m.embed.w, w.ids)
+	m.multiply(w.saved[0].x0, m.cfg.EmbeddingMultiplier)
 }
 
 // decode runs the layers. The output of the last layer is written to end, keys and values of layer

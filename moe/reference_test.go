@@ -223,6 +223,11 @@ func (r *reference) losses(b Batch) losses {
 	if c.TieEmbeddings {
 		head = "model.embed_tokens.weight"
 	}
+	embeddings, scoring, blocks, divisor := 1.0, 1/math.Sqrt(float64(d)), 1.0, 1.0
+	if c.Architecture == GraniteMoE {
+		embeddings, scoring = c.EmbeddingMultiplier, c.AttentionMultiplier
+		blocks, divisor = c.ResidualMultiplier, c.LogitsScaling
+	}
 	tokens := float64(b.Rows * b.SequenceLength)
 	sparse := len(c.ExpertLayers(0, c.Layers))
 	n := tokens * float64(sparse)
@@ -260,7 +265,8 @@ func (r *reference) losses(b Batch) losses {
 		}
 		x := make([][]float64, b.SequenceLength)
 		for t := range x {
-			x[t] = slices.Clone(r.weights["model.embed_tokens.weight"][int(ids[t])*h:][:h])
+			x[t] = make([]float64, h)
+			addTo(x[t], r.weights["model.embed_tokens.weight"][int(ids[t])*h:][:h], embeddings)
 		}
 		for l := range c.Layers {
 			layer := fmt.Sprintf("model.layers.%d.", l)
@@ -290,7 +296,7 @@ func (r *reference) losses(b Batch) losses {
 					scores := make([]float64, t+1-begin)
 					for s := range scores {
 						for j := range d {
-							scores[s] += q[t][a*d+j] * k[begin+s][g*d+j] / math.Sqrt(float64(d))
+							scores[s] += q[t][a*d+j] * k[begin+s][g*d+j] * scoring
 						}
 					}
 					p, _ := softmax64(scores)
@@ -299,7 +305,7 @@ func (r *reference) losses(b Batch) losses {
 					}
 				}
 				y := r.times(layer+"self_attn.o_proj.weight", context)
-				addTo(x[t], behind(layer+"post_attention_layernorm.weight", y), 1)
+				addTo(x[t], behind(layer+"post_attention_layernorm.weight", y), blocks)
 			}
 			for t := range x {
 				in := before(layer+"post_attention_layernorm.weight", x[t])
@@ -307,7 +313,8 @@ func (r *reference) losses(b Batch) losses {
 					addTo(x[t], behind(layer+"post_feedforward_layernorm.weight", r.mlp(layer+"mlp.", in)), 1)
 					continue
 				}
-				y, logits := make([]float64, h), r.times(layer+"mlp.gate.weight", in)
+				place := layer + c.family().blockNames().block
+				y, logits := make([]float64, h), r.times(place+".gate.weight", in)
 				p, lse := softmax64(logits)
 				var chosen []int
 				var weights []float64
@@ -345,9 +352,9 @@ func (r *reference) losses(b Batch) losses {
 					out.chosen = append(out.chosen, e)
 					counts[l][e]++
 					rowCounts[l][e]++
-					addTo(y, r.mlp(fmt.Sprintf("%smlp.experts.%d.", layer, e), in), weights[i])
+					addTo(y, r.mlp(fmt.Sprintf("%s.experts.%d.", place, e), in), weights[i])
 				}
-				addTo(x[t], behind(layer+"post_feedforward_layernorm.weight", y), 1)
+				addTo(x[t], behind(layer+"post_feedforward_layernorm.weight", y), blocks)
 			}
 		}
 		for l := range c.Layers {
@@ -361,7 +368,11 @@ func (r *reference) losses(b Batch) losses {
 			if b.Counted != nil && !b.Counted[row*b.SequenceLength+t] {
 				continue
 			}
-			p, _ := softmax64(r.times(head, r.norm("model.norm.weight", x[t])))
+			logits := r.times(head, r.norm("model.norm.weight", x[t]))
+			for i := range logits {
+				logits[i] /= divisor
+			}
+			p, _ := softmax64(logits)
 			out.ce -= math.Log(p[ids[t+1]]) / targets
 		}
 	}
@@ -481,6 +492,10 @@ func gradientCases(t testing.TB) map[string]Config {
 	ernie := gqa
 	ernie.Architecture, ernie.HeadSize, ernie.ClipQKV, ernie.SharedSize = Ernie45MoE, 24, 0, 2*gqa.IntermediateSize
 	ernie.DenseLayers, ernie.DenseSize = "0", 40
+	granite := gqa
+	granite.Architecture, granite.ClipQKV, granite.TieEmbeddings = GraniteMoE, 0, true
+	granite.EmbeddingMultiplier, granite.AttentionMultiplier = 3, 0.2
+	granite.ResidualMultiplier, granite.LogitsScaling = 0.4, 2.5
 	deepSeek := nano
 	deepSeek.Architecture, deepSeek.VocabSize, deepSeek.HiddenSize, deepSeek.KVHeads = DeepSeekV3, 96, 48, 4
 	deepSeek.QueryRank, deepSeek.KVRank, deepSeek.PlainSize, deepSeek.RotatedSize = 16, 24, 6, 4
@@ -490,7 +505,8 @@ func gradientCases(t testing.TB) map[string]Config {
 	deepSeek.RouterAuxLossCoef = 0
 	return map[string]Config{"deepseek_v3": deepSeek, "nano": nano, "gqa": gqa, "dense": dense, "dense tied": tied,
 		"llama": llama,
-		"qwen2": qwen2, "qwen3_moe": qwen3MoE, "flex_olmo": flexOLMo, "dense layer": layers, "ernie4_5_moe": ernie}
+		"qwen2": qwen2, "qwen3_moe": qwen3MoE, "flex_olmo": flexOLMo, "dense layer": layers, "ernie4_5_moe": ernie,
+		"granitemoe": granite}
 }
 
 // Gradients of every tensor agree with central differences of the reference: along random

@@ -363,8 +363,8 @@ func (s *Stored) Model(dev xpu.Device) (*Model, error) {
 	return m, nil
 }
 
-// Save writes the model to dir like [Model.Save], one tensor per expert matrix, and passes every
-// chunk of weights that it reads to visit.
+// Save writes the model to dir like [Model.Save], and passes every chunk of weights that it reads
+// to visit, tensor by tensor in the order of the files.
 func (s *Stored) Save(ctx context.Context, dir string, opts SaveOptions,
 	visit func(tensor string, piece []float32) error) error {
 	buffer := make([]float32, pieceElements)

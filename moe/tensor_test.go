@@ -87,6 +87,8 @@ func TestTensorEqualsWhole(t *testing.T) {
 		{name: "dense layer", expertDP: 2, ep: 1, tp: 2, cp: 1, rows: 1, s: 8, documents: []int{5, 1, 3},
 			recompute: RecomputeLayers},
 		{name: "ernie4_5_moe", expertDP: 1, ep: 2, tp: 2, cp: 1, rows: 2, s: 6},
+		{name: "granitemoe", expertDP: 1, ep: 2, tp: 2, cp: 1, rows: 2, s: 6, recompute: RecomputeLayers},
+		{name: "granitemoe", expertDP: 2, ep: 1, tp: 2, cp: 1, rows: 1, s: 8, documents: []int{5, 1, 3}},
 		{name: "dense layers", expertDP: 1, ep: 2, tp: 2, cp: 1, rows: 2, s: 6, recompute: RecomputeExperts},
 		{name: "nano", expertDP: 1, ep: 2, tp: 2, cp: 1, rows: 2, s: 6},
 		{name: "gqa", expertDP: 2, ep: 1, tp: 2, cp: 1, rows: 2, s: 8, documents: []int{5, 1, 3}},

@@ -142,9 +142,11 @@ type workspace struct {
 	all    allTokens  // if ranks share matrices
 	latent latentSpace
 
-	dx     xpu.Tensor // [T, H] gradient of the residual stream
-	dh     xpu.Tensor // [T, H] gradient of h
-	dy     xpu.Tensor // [T, H] gradient of the input of a norm after a block
+	dx xpu.Tensor // [T, H] gradient of the residual stream
+	dh xpu.Tensor // [T, H] gradient of h
+	// [T, H] gradient of the input of a norm after a block; with a residual multiplier, the output
+	// of a block and its gradient
+	dy     xpu.Tensor
 	dctx   xpu.Tensor // [T', AD] gradient of ctx, in the memory of dh
 	dk, dv xpu.Tensor // like k
 	dqkv   xpu.Tensor // [T', AD+2GD]; [T', AD] with latent attention
@@ -386,14 +388,14 @@ func (w *workspace) cut(c Config, p passShape, a *arena) {
 		w.logitsRows = min(t, p.logits)
 		w.logits = a.f32(w.logitsRows, c.VocabSize)
 	}
+	if c.ResidualMultiplier != 0 || p.train && c.family().postNorm {
+		w.dy = a.f32(t, h)
+	}
 	if p.train {
 		w.dx = a.f32(t, h)
 		if both := a.f32(max(t*h, all*c.ContextWidth())); both.Present() {
 			w.dh = both.Rows(0, t*h).Reshape(t, h)
 			w.dctx = both.Rows(0, all*c.ContextWidth()).Reshape(all, c.ContextWidth())
-		}
-		if c.family().postNorm {
-			w.dy = a.f32(t, h)
 		}
 		w.dk, w.dv = heads(c.KVHeads), heads(c.KVHeads)
 		if c.latent() {

@@ -1,7 +1,7 @@
 """Makes the golden files of package moe with Hugging Face transformers.
 
-Run in this directory; needs torch, transformers, safetensors. With names of cases as arguments, it
-makes only their files.
+Run in this directory; needs torch, transformers, safetensors. With names of cases or directories as
+arguments, it makes only their files.
 
 A formula (below, and in golden_test.go) makes the weights of the cases, so only results are stored:
 
@@ -21,6 +21,7 @@ import json, os, shutil, sys
 import numpy as np, torch, transformers, safetensors
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM, MixtralConfig, MixtralForCausalLM
+from transformers import GraniteMoeConfig, GraniteMoeForCausalLM
 from transformers import OlmoConfig, OlmoeConfig, OlmoeForCausalLM, OlmoForCausalLM
 from transformers.models.olmoe.modeling_olmoe import load_balancing_loss_func
 
@@ -93,6 +94,8 @@ def views(model):
             out[name.replace(".gate.moe_statics.", ".moe_statics.")] = (p, ())
     if model.config.model_type == "mixtral":
         return {mixtral(name): view for name, view in out.items()}
+    if model.config.model_type == "granitemoe":
+        return {name.replace(".router.weight", ".gate.weight"): view for name, view in out.items()}
     return out
 
 
@@ -145,7 +148,8 @@ def case(file, family, **fields):
         ce = torch.nn.functional.cross_entropy(r.logits.reshape(-1, v), ids[:, 1:].reshape(-1))
         loss = ce
         if moe:
-            e, k, layers, t = config.num_experts, config.num_experts_per_tok, len(r.router_logits), ROWS * LENGTH
+            e = config.num_local_experts if family == "granitemoe" else config.num_experts
+            k, layers, t = config.num_experts_per_tok, len(r.router_logits), ROWS * LENGTH
             for row in r.router_logits:  # releases that return softmaxed values here compute another loss
                 assert (row.sum(-1) - 1).abs().max() > 1e-3, "router_logits are probabilities in this release"
             p = [l.softmax(-1) for l in r.router_logits]
@@ -188,6 +192,8 @@ def documents(file, config, lengths):
     The model accepts the four-dimensional mask, but its load-balancing loss does not. So the loss
     is computed here from the routers' logits. Padding is routed like all other tokens.
     """
+    if len(sys.argv) > 1 and file not in sys.argv[1:]:
+        return
     model = OlmoeForCausalLM(config).eval()
     fill(model)
     v, width = config.vocab_size, LENGTH + 1
@@ -230,6 +236,8 @@ def documents(file, config, lengths):
 
 
 def directory(name, config, cls, write):
+    if len(sys.argv) > 1 and name not in sys.argv[1:]:
+        return
     torch.manual_seed(6198)
     model = cls(config).eval()
     with torch.no_grad():
@@ -424,6 +432,20 @@ def main():
         head_dim=24,
         tie_word_embeddings=False,
     )
+    case(
+        "granitemoe",
+        "granitemoe",
+        **base,
+        **other,
+        num_local_experts=6,
+        num_experts_per_tok=3,
+        num_key_value_heads=2,
+        embedding_multiplier=3.0,
+        attention_multiplier=0.125,
+        residual_multiplier=0.3,
+        logits_scaling=4.0,
+        tie_word_embeddings=True,
+    )
     case("olmo2", "olmo2", **base, **other, pad_token_id=1, num_key_value_heads=2)
     renormalised = dict(norm_topk_prob=True, num_key_value_heads=2, pad_token_id=None)
     case("flex-olmo", "flex_olmo", **base, **moe, **other, **renormalised)
@@ -440,8 +462,6 @@ def main():
             "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
         },
     )
-    if len(sys.argv) > 1:
-        return
     documents("olmoe-documents", OlmoeConfig(**base, **moe, pad_token_id=None), PACKED)
 
     small = dict(
@@ -476,6 +496,13 @@ def main():
         lambda m, d: m.save_pretrained(d),
     )
     directory("hf-mixtral-fused", MixtralConfig(**small, **smallmixtral), MixtralForCausalLM, fused)
+    smallgranite = dict(embedding_multiplier=12.0, attention_multiplier=0.125, residual_multiplier=0.22)
+    directory(
+        "hf-granitemoe",
+        GraniteMoeConfig(**small, **smallmixtral, **smallgranite, logits_scaling=6.0),
+        GraniteMoeForCausalLM,
+        lambda m, d: m.save_pretrained(d, max_shard_size="12KB"),
+    )
     directory(
         "hf-olmo-bf16", OlmoConfig(**small), OlmoForCausalLM, lambda m, d: m.to(torch.bfloat16).save_pretrained(d)
     )

@@ -101,10 +101,9 @@ func (m ModelDir) HasWeights(ctx context.Context, want string) (has bool, now st
 
 // Convert writes the model into a new directory output, in the form that transformers 4 and 5 load:
 // the family's tensors, weights in files of the requested size, config.json, and the tokenizer and
-// generation config. The last two are copied from the model, or generated. Convert
-// checks the model like [ModelDir.Inspect]. It reads and writes chunks, and never holds the whole
-// model in memory. output must not exist. It appears complete or not at all. output may be a URL,
-// see [newFolder].
+// generation config. The last two are copied from the model, or generated. Convert checks the model
+// like [ModelDir.Inspect]. It reads and writes chunks, and never holds the whole model in memory.
+// output must not exist. It appears complete or not at all. output may be a URL, see [newFolder].
 //
 // With o.Upcycle, the result describes the mixture of experts, except for DTypes. Weights is the
 // hash of its weights before they are rounded to o.DType.

@@ -22,6 +22,28 @@ import (
 	"mula/train/checkpoint/checkpointtest"
 )
 
+// The hash of a model's weights is the same before and after a conversion, also if files have the
+// experts of a layer as one tensor.
+func TestHashOfFusedExperts(t *testing.T) {
+	t.Parallel()
+	from, output := ModelDir{Dir: "../../moe/testdata/hf-granitemoe"}, filepath.Join(t.TempDir(), "model")
+	before, err := from.Inspect(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	converted, err := from.Convert(t.Context(), output, ConvertOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	after, err := ModelDir{Dir: output}.Inspect(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !before.Fused || !after.Fused || converted.Weights != before.Weights || after.Weights != before.Weights {
+		t.Errorf("before %+v\nconverted %+v\nafter %+v", before, converted, after)
+	}
+}
+
 // A converted model has the weights, rounded to the requested type, and all other files that
 // transformers reads.
 func TestConvert(t *testing.T) {
