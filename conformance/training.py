@@ -8,6 +8,7 @@ Both start from the same weights and use the same batches.
     … conformance/training.py --preset mula-tiny --batch 8 --length 128      some minutes
     … conformance/training.py --precision bf16_mixed [--write]
     … conformance/training.py --precision bf16_compact
+    … conformance/training.py --set families [--write]                       parts of other families
 
 The text is made by formula. mula makes the tokenizer, the shard, the plan, the batches (mula
 stream) and the initial weights (the checkpoint of a run whose only step has a learning rate of
@@ -28,8 +29,8 @@ With --precision bf16_mixed and bf16_compact, the reference is the model in bflo
 activations and gradients. Its optimizer has float32 masters and adds the gradients of micro-batches
 in float32. It rounds more than mula.
 
---write writes the reference's numbers to golden/training.json, or golden/mixed.json. go test
-./conformance compares mula's numbers with them.
+--write writes the reference's numbers to golden/training.json, golden/mixed.json or
+golden/families.json. go test ./conformance compares mula's numbers with them.
 """
 
 import argparse, hashlib, json, math, pathlib, subprocess, sys, tempfile, time
@@ -118,6 +119,52 @@ def runs(preset, batch):
             },
             "aux_loss": {"form": "none", "coefficient": 0.0},
             "z_loss": {"coefficient": 0.0},
+        },
+    }
+
+
+def families(preset, batch):
+    """Returns the train.yaml of more runs, for parts that only some families have.
+
+    torch does not update correction biases, and neither do these runs.
+    """
+    common = runs(preset, batch)["OLMo, dense"]
+    still = {"router_bias": {"update_speed": 0}}
+    layers = {"dense_layers": "0", "dense_intermediate_size": 64, "shared_expert_intermediate_size": 32}
+    return {
+        "GLM-4.5: heads rotated in part, biases and norms of queries and keys, sigmoid router": {
+            **common,
+            **still,
+            "model": {
+                "preset": preset,
+                "model_type": "glm4_moe",
+                "partial_rotary_factor": 0.5,
+                "attention_bias": True,
+                "use_qk_norm": True,
+                "norm_topk_prob": True,
+                "routed_scaling_factor": 2.5,
+                "router_aux_loss_coef": 0.0,
+                **layers,
+            },
+        },
+        "ERNIE 4.5: rotation of adjacent elements, softmax router that divides by the sum of choices": {
+            **common,
+            **still,
+            "model": {"preset": preset, "model_type": "ernie4_5_moe", "norm_topk_prob": True, **layers},
+        },
+        "Granite: multipliers, load balancing of transformers": {
+            **common,
+            "model": {
+                "preset": preset,
+                "model_type": "granitemoe",
+                "norm_topk_prob": True,
+                "embedding_multiplier": 12.0,
+                "attention_multiplier": 0.0625,
+                "residual_multiplier": 0.22,
+                "logits_scaling": 0.5,
+                "tie_word_embeddings": True,
+            },
+            "aux_loss": {"form": "hf", "coefficient": 0.01},
         },
     }
 
@@ -225,12 +272,12 @@ def reference(checkpoint, config, batches, attention="eager", experts="eager", r
     import torch, transformers
 
     opt, schedule, form = config["optimizer"], config["schedule"], config["aux_loss"]["form"]
-    sparse = form != "none"
+    sparse, mixture = form != "none", config["model"].get("num_experts") != 0
     model = transformers.AutoModelForCausalLM.from_pretrained(
         checkpoint,
         dtype=torch.float32 if config["precision"] == "fp32" else torch.bfloat16,
         attn_implementation=attention,
-        **({"experts_implementation": experts} if sparse else {}),
+        **({"experts_implementation": experts} if mixture else {}),
     )
     model.train()
     if rounding:
@@ -263,9 +310,7 @@ def reference(checkpoint, config, batches, attention="eager", experts="eager", r
                         f"transformers {transformers.__version__} returns probabilities as router logits; take a "
                         "release without this error"
                     )
-                balance, z = megablocks(
-                    router_logits, model.config.num_experts, model.config.num_experts_per_tok
-                )
+                balance, z = megablocks(router_logits, router_logits[0].shape[-1], model.config.num_experts_per_tok)
                 if form == "hf":
                     balance = answer.aux_loss
             total = loss + config["aux_loss"]["coefficient"] * balance + config["z_loss"]["coefficient"] * z
@@ -297,10 +342,13 @@ def main():
     ap.add_argument("--batch", type=int, default=4)
     ap.add_argument("--length", type=int, default=64)
     ap.add_argument("--precision", choices=["fp32", "bf16_mixed", "bf16_compact"], default="fp32")
+    ap.add_argument("--set", choices=["runs", "families"], default="runs", help="the runs to compare")
     ap.add_argument("--write", action="store_true", help="write the golden file of the precision")
     args = ap.parse_args()
     if args.write and [args.preset, args.batch, args.length] != ["mula-nano", 4, 64]:
         ap.error("the golden file has the default sizes")
+    if args.set == "families" and args.precision != "fp32":
+        ap.error("the runs of other families have fp32")
     if args.write and args.precision == "bf16_compact":
         ap.error("bf16_compact has no golden file of its own; write the file of bf16_mixed")
     import numpy, torch, transformers
@@ -321,7 +369,8 @@ def main():
     with tempfile.TemporaryDirectory() as tmp:
         work = pathlib.Path(tmp)
         text, batches = prepare(args.mula, work, args.batch, args.length)
-        for i, (name, config) in enumerate(runs(args.preset, args.batch).items()):
+        configs = families if args.set == "families" else runs
+        for i, (name, config) in enumerate(configs(args.preset, args.batch).items()):
             config["precision"] = args.precision
             began = time.perf_counter()
             # A step with such a learning rate does not change the initial weights.
@@ -337,7 +386,8 @@ def main():
             )
             _, _, mine = train(args.mula, work, f"run{i}", config)
             took = time.perf_counter() - began
-            checkpoint = start / "checkpoints" / "step-00000001"
+            checkpoint = work / f"initial{i}"  # with the names of tensors that transformers has
+            run(args.mula, "export", "--model", start, "--output", checkpoint, "--dtype", args.precision[:4])
             theirs = reference(checkpoint, config, batches)
             again = reference(checkpoint, config, batches, "sdpa", "grouped_mm", rounding=2**-23)
             assert len(mine) == len(theirs) == STEPS
@@ -381,6 +431,8 @@ def main():
             "plan": plan,
         }
         name = "training.json" if args.precision == "fp32" else "mixed.json"
+        if args.set == "families":
+            name = "families.json"
         (here / "golden" / name).write_text(
             json.dumps(header, separators=(",", ":"))[:-1] + f',"runs":[\n{lines}\n]}}\n'
         )

@@ -60,6 +60,10 @@ func TestTrainingMixed(t *testing.T) {
 	}
 }
 
+// The same with parts that only some families have: a part of each head is rotated, or adjacent
+// elements; routers with sigmoids, and with renormalised softmax; multipliers.
+func TestTrainingFamilies(t *testing.T) { testTraining(t, "golden/families.json", 3, "fp32", 1e-3) }
+
 // testTraining compares losses in a precision with the losses of a golden file with this number of
 // runs. router is the relative tolerance of the losses of the router.
 func testTraining(t *testing.T, path string, runs int, precision string, router float64) {
