@@ -250,6 +250,7 @@ func TestReadConfigJSON(t *testing.T) {
 		{"no sizes", `{"model_type": "olmoe"}`, nil, "vocab_size is missing"},
 		{"wrong type", `{"model_type": "olmo", "vocab_size": "many"}`, nil, "vocab_size"},
 		{"other model", `{"model_type": "gpt2"}`, nil, `model_type is "gpt2"`},
+		{"refused family", `{"model_type": "phimoe"}`, nil, `model_type is "phimoe", which is not supported, because `},
 		{"not JSON", `model_type: olmoe`, nil, "invalid character"},
 	} {
 		c, err := readConfigJSON(strings.NewReader(test.json), "x/config.json")

@@ -91,6 +91,13 @@ var families = map[Architecture]*family{OLMoE: &olmoe, OLMo: &olmo, Llama: &llam
 	Dots1: &dots1, GLM4MoE: &glm4MoE, Ernie45MoE: &ernie45MoE,
 	GraniteMoE: &graniteMoE}
 
+// refused are the reasons why mula does not have a family, as sentences after "because". Other
+// families are refused without a reason.
+var refused = map[Architecture]string{
+	// docs/decisions/0030-no-phimoe.md
+	"phimoe": "its routers choose experts at random in training",
+}
+
 // blockNames are the names in files of a layer's feed-forward block, and of the projections of a
 // dense network or of an expert.
 type blockNames struct{ block, gate, up, down string }

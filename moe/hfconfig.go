@@ -368,7 +368,12 @@ func (f *hfFields) config() (c Config) {
 	f.read("model_type", (*string)(&c.Architecture))
 	family, ok := families[c.Architecture]
 	if !ok {
-		if len(f.problems) == 0 {
+		switch reason := refused[c.Architecture]; {
+		case len(f.problems) > 0:
+		case reason != "":
+			f.fail("model_type is %q, which is not supported, because %s; supported are %q", c.Architecture, reason,
+				architectures())
+		default:
 			f.fail("model_type is %q; supported are %q", c.Architecture, architectures())
 		}
 		return c
