@@ -152,6 +152,31 @@ def families(preset, batch):
             **still,
             "model": {"preset": preset, "model_type": "ernie4_5_moe", "norm_topk_prob": True, **layers},
         },
+        "DeepSeek-V3: latent attention, groups of experts, shared experts": {
+            **common,
+            **still,
+            "model": {
+                "preset": preset,
+                "model_type": "deepseek_v3",
+                "q_lora_rank": 24,
+                "kv_lora_rank": 16,
+                "qk_nope_head_dim": 12,
+                "qk_rope_head_dim": 8,
+                "v_head_dim": 16,
+                "rope_interleave": True,
+                "n_group": 4,
+                "topk_group": 2,
+                "norm_topk_prob": True,
+                "routed_scaling_factor": 2.5,
+                "router_aux_loss_coef": 0.0,
+                **layers,
+            },
+        },
+        "Qwen 2 MoE: shared expert with a gate, biases, load balancing of transformers": {
+            **common,
+            "model": {"preset": preset, "model_type": "qwen2_moe", "shared_expert_intermediate_size": 40},
+            "aux_loss": {"form": "hf", "coefficient": 0.01},
+        },
         "Granite: multipliers, load balancing of transformers": {
             **common,
             "model": {
