@@ -71,11 +71,30 @@ GRANITE = {  # names in files of names in the memory of transformers 5
 }
 
 
+def transposed(name, tensor):
+    """Divides the experts of a parameter of gpt_oss, or of its gradient.
+
+    Matrices are [in, out], and columns of gate and up alternate.
+    """
+    prefix, last = name.rsplit(".", 1)
+    kind = "bias" if last.endswith("_bias") else "weight"
+    for e in range(tensor.shape[0]):
+        part = tensor[e].movedim(-1, 0)
+        if last.startswith("down"):
+            yield f"{prefix}.{e}.down_proj.{kind}", part
+        else:
+            yield f"{prefix}.{e}.gate_proj.{kind}", part[::2]
+            yield f"{prefix}.{e}.up_proj.{kind}", part[1::2]
+
+
 def in_files(model, name, tensor):
     """Yields a parameter, or its gradient, with its names in files."""
     if model.config.model_type == "granitemoe":
         for old, new in GRANITE.items():
             name = name.removesuffix(old) + new if name.endswith(old) else name
+        yield name, tensor
+        return
+    if model.config.model_type == "gpt_oss":
         yield name, tensor
         return
     for key, part in per_expert(name, tensor):
@@ -88,6 +107,9 @@ def in_files(model, name, tensor):
 
 def in_mula(model, name, tensor):
     """Yields a parameter, or its gradient, with its names in mula's checkpoints."""
+    if model.config.model_type == "gpt_oss" and ".experts." in name:
+        yield from transposed(name, tensor)
+        return
     for key, part in in_files(model, name, tensor):
         for old, new in GRANITE.items():
             if key.endswith(new):
@@ -144,8 +166,8 @@ def random_config(r, families):
     family, scaling = r.choice(families), {"rope_type": "default"}
     if family not in UNSCALED:
         scaling = r.choice(
-            [
-                scaling,
+            ([scaling] if FUSED or family != "gpt_oss" else [])  # transformers 5 reads null in files of 4 as YaRN
+            + [
                 {"rope_type": "linear", "factor": r.choice([1.5, 4.0])},
                 {"rope_type": "dynamic", "factor": 2.0},
                 {
@@ -156,7 +178,7 @@ def random_config(r, families):
                     "original_max_position_embeddings": r.choice([16, 64]),
                 },
                 {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
-                | r.choice([{}, {"beta_fast": 8.0, "beta_slow": 2.0}, {"attention_factor": 1.25}]),
+                | r.choice([{}, {"beta_fast": 8.0, "beta_slow": 2.0}, {"attention_factor": 1.25}, {"truncate": False}]),
             ]
         )
     if family == "olmo3":
@@ -194,7 +216,9 @@ def random_config(r, families):
         config["norm_topk_prob"] = r.random() < 0.5
         config["num_experts"] = r.choice([1, 3, 8])
         config["num_experts_per_tok"] = r.randrange(1, config["num_experts"] + 1)
-    if family == "mixtral":
+    if family == "gpt_oss":
+        config |= {"sliding_window": r.choice([2, 5, 16]), "num_hidden_layers": r.choice([1, 2, 3])}
+    if family in ("mixtral", "gpt_oss"):
         config["num_local_experts"] = r.choice([1, 3, 8])
         config["num_experts_per_tok"] = r.randrange(1, config["num_local_experts"] + 1)
     if family == "granitemoe":
@@ -314,7 +338,7 @@ def clear(model, ids):
         return False
     if not has_experts(model.config):
         return True
-    if model.config.model_type in GROUPS:
+    if model.config.model_type in (*GROUPS, "gpt_oss"):
         return clear_choices(model, ids)
     out = model(ids, output_router_logits=True, use_cache=False)
     k, correction = model.config.num_experts_per_tok, [b for _, b in bias_tensors(model)]
@@ -342,13 +366,13 @@ def bias_tensors(model):
 
 
 def clear_choices(model, ids):
-    """Reports whether rounding changes no choice of a router with groups."""
+    """Reports whether rounding changes no choice of a router with groups, or of gpt_oss."""
     inputs, config = [], model.config
 
     def keep(module, args, output):
         inputs.append((module, args[0].reshape(-1, config.hidden_size)))
 
-    gates = [m for name, m in model.named_modules() if name.endswith(".gate")]
+    gates = [m for name, m in model.named_modules() if name.endswith((".gate", ".router"))]
     hooks = [gate.register_forward_hook(keep) for gate in gates]
     with torch.no_grad():
         model(ids, use_cache=False)
@@ -361,6 +385,10 @@ def clear_choices(model, ids):
 
     for gate, x in inputs:
         logits = x.float() @ gate.weight.float().T
+        if config.model_type == "gpt_oss":
+            if close((logits + gate.bias).softmax(-1).detach(), config.num_experts_per_tok):
+                return False
+            continue
         grouped = config.n_group > 1
         sigmoid = config.model_type != "deepseek_v2"
         if sigmoid:
@@ -477,6 +505,11 @@ def from_transformers(tools, tmp, r, number, families):
         with torch.no_grad():
             for p in model.parameters():
                 p.add_(0.2 * torch.randn_like(p)) if p.dim() == 1 else p.mul_(0.7 * config.hidden_size**-0.5 / 0.02)
+            for name, p in model.named_parameters():
+                if name.endswith("_proj_bias"):  # of gpt_oss, so that some gates and ups are clamped
+                    p.copy_((3 if "gate_up" in name else 0.2) * torch.randn_like(p))
+                elif name.endswith(".down_proj") and config.model_type == "gpt_oss":
+                    p.mul_(0.2)
             for _, b in bias_tensors(model):
                 b.copy_(0.3 * torch.rand_like(b))
         kept = {name: p.data for name, p in model.named_parameters() if ".mlp.gate." in name or "moe_statics" in name}
@@ -515,7 +548,8 @@ def from_transformers(tools, tmp, r, number, families):
         )
     )
     trained = sum(p.numel() for _, p in with_gradients(reference))
-    if text["parameters"] != trained or text["fused_experts"] != (fused or config.model_type == "granitemoe"):
+    whole = config.model_type in ("granitemoe", "gpt_oss")  # files have fused experts
+    if text["parameters"] != trained or text["fused_experts"] != (fused or whole):
         fail(f"{what}: {text}")
     compare(tools, source, reference, ids, what)
     compare(tools, tmp / "imported", reference, ids, what + ", imported")
@@ -540,9 +574,12 @@ def from_transformers(tools, tmp, r, number, families):
         )
         kept = {k: v for k, v in stored(out).items() if k.endswith("e_score_correction_bias")}
         same_weights(biases(reference), kept, f"{what}, correction biases exported as {target}")
+        loaded = parameters(load(out, "auto"))
+        if config.model_type == "gpt_oss":  # transformers keeps norms in fp32
+            loaded = {key: w.to(DTYPES[target]) for key, w in loaded.items()}
         same_weights(
             rounded(reference, target),
-            parameters(load(out, "auto")),
+            loaded,
             f"{what}, exported as {target}",
         )
     print(f"equal: {what}")
@@ -662,7 +699,7 @@ def main():
     ap.add_argument("--seed", type=int, default=1)
     families = ["olmoe", "olmoe", "olmo", "olmo2", "llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "qwen3_moe"]
     families += ["qwen2_moe", "mixtral", "flex_olmo", "olmo3", "deepseek_v2", "deepseek_v3", "dots1", "glm4_moe"]
-    families += ["ernie4_5_moe", "granitemoe"]
+    families += ["ernie4_5_moe", "granitemoe", "gpt_oss"]
     ap.add_argument("--families", nargs="+", default=families, help="one is drawn per model")
     args = ap.parse_args()
     torch.set_num_threads(1)

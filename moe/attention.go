@@ -115,6 +115,9 @@ func (m *Model) attend(ctx context.Context, l *layer, st *saved, to kvTarget) er
 		}
 	}
 	m.dev.Attend(m.attention(l, st, to))
+	if l.sinks.w.Present() {
+		m.dev.AddSinks(m.attention(l, st, to), m.ownSinks(l.sinks.w))
+	}
 	if w.shape.headRanks() > 1 {
 		if err := m.exchangeHeads(ctx, false, m.ofQueries(m.context(st), st.wholeCtx)); err != nil {
 			return err
@@ -130,7 +133,12 @@ func (m *Model) attend(ctx context.Context, l *layer, st *saved, to kvTarget) er
 		m.addBlock(st.x1, st.x0, y, m.norm1(l, st))
 		return nil
 	}
-	m.dev.Copy(st.x1, st.x0)
+	if l.outBias.w.Present() {
+		m.dev.Embed(st.x1, l.outBias.w.Reshape(1, m.cfg.HiddenSize), m.row0())
+		m.dev.Add(st.x1, st.x1, st.x0)
+	} else {
+		m.dev.Copy(st.x1, st.x0)
+	}
 	return m.blockProduct(ctx, st.x1, st.ctx, l.out.w.T(), accumulate)
 }
 
@@ -141,7 +149,11 @@ func (m *Model) attendGrad(ctx context.Context, l *layer, st *saved, fresh bool)
 	w := &m.ws
 
 	// Through the output projection.
-	dy, err := m.tokensOfAll(ctx, m.blockOutputGrad(st.y1, m.norm1(l, st), l.norm1.g), w.all.y)
+	dy := m.blockOutputGrad(st.y1, m.norm1(l, st), l.norm1.g)
+	if l.outBias.g.Present() {
+		m.dev.EmbedGrad(l.outBias.g.Reshape(1, m.cfg.HiddenSize), dy, m.row0(), noRow)
+	}
+	dy, err := m.tokensOfAll(ctx, dy, w.all.y)
 	if err != nil {
 		return err
 	}
@@ -171,6 +183,7 @@ func (m *Model) attendGrad(ctx context.Context, l *layer, st *saved, fresh bool)
 		}
 	} else {
 		m.dev.AttendGrad(m.attention(l, st, w.ownKeys()), dctx, w.dqkv, w.dk, w.dv)
+		m.sinksGrad(l, st, dctx)
 	}
 
 	// Through the projections and the norm.
@@ -238,8 +251,7 @@ func (m *Model) projectionsGrad(ctx context.Context, l *layer, st *saved, held b
 	}
 	m.dev.MatMul(l.qkv.g, w.dqkv.T(), h, m.toGradients)
 	if l.qkvBias.g.Present() {
-		const none = -1 // no row is skipped
-		m.dev.EmbedGrad(l.qkvBias.g.Reshape(1, m.own.qkvWidth()), w.dqkv, w.row0, none)
+		m.dev.EmbedGrad(l.qkvBias.g.Reshape(1, m.own.qkvWidth()), w.dqkv, w.row0, noRow)
 	}
 	return m.blockProduct(ctx, w.dh, w.dqkv, l.qkv.w, xpu.MatMulOptions{})
 }

@@ -121,14 +121,8 @@ func saveDirectory(dir string, c Config, opts SaveOptions,
 		for _, t := range shard {
 			index.WeightMap[t.Name] = name
 		}
-		err := writeShard(create, name, shard, func(i int, write func([]float32) error) error {
-			for _, part := range files[first+i].Parts {
-				if err := fill(part, write); err != nil {
-					return err
-				}
-			}
-			return nil
-		})
+		err := writeShard(create, name, shard,
+			func(i int, write func([]float32) error) error { return files[first+i].write(fill, write) })
 		if err != nil {
 			return err
 		}
@@ -214,7 +208,13 @@ func (list *tensorList) layer(c Config, l int) {
 		list.add(prefix+"self_attn.q_norm.weight", qNorm)
 		list.add(prefix+"self_attn.k_norm.weight", kNorm)
 	}
+	if f.sinks {
+		list.add(prefix+sinksName, c.Heads)
+	}
 	list.add(prefix+"self_attn.o_proj.weight", h, c.ContextWidth())
+	if f.outBias {
+		list.add(prefix+"self_attn.o_proj.bias", h)
+	}
 	if f.rms {
 		list.add(prefix+norm2, h)
 	}
@@ -223,7 +223,11 @@ func (list *tensorList) layer(c Config, l int) {
 		list.network(names, prefix+names.block+".", h, c.denseWidth())
 		return
 	}
-	list.add(prefix+names.block+routerWeight, c.Experts, h)
+	router := prefix + names.block + "." + names.router
+	list.add(router+".weight", c.Experts, h)
+	if f.router.outBias {
+		list.add(router+".bias", c.Experts)
+	}
 	if f.router.bias {
 		list.add(prefix+names.block+f.router.biasName(), f.router.biasShape(c.Experts)...)
 	}
@@ -233,8 +237,36 @@ func (list *tensorList) layer(c Config, l int) {
 			list.add(prefix+names.block+sharedGate, 1, h)
 		}
 	}
+	if f.expertBias {
+		list.biasedExperts(c, prefix)
+		return
+	}
 	for e := range c.Experts {
 		list.network(names, names.expert(prefix, e), h, c.IntermediateSize)
+	}
+}
+
+// biasedExperts adds the tensors of a layer's experts that have biases: gate and up of all experts,
+// their biases, down of all experts, and its biases, which is the order of transposed.go.
+func (list *tensorList) biasedExperts(c Config, layer string) {
+	names := c.family().blockNames()
+	for e := range c.Experts {
+		gate, up, _ := names.network(names.expert(layer, e))
+		list.add(gate, c.IntermediateSize, c.HiddenSize)
+		list.add(up, c.IntermediateSize, c.HiddenSize)
+	}
+	for e := range c.Experts {
+		gate, up, _ := names.biases(names.expert(layer, e))
+		list.add(gate, c.IntermediateSize)
+		list.add(up, c.IntermediateSize)
+	}
+	for e := range c.Experts {
+		_, _, down := names.network(names.expert(layer, e))
+		list.add(down, c.HiddenSize, c.IntermediateSize)
+	}
+	for e := range c.Experts {
+		_, _, down := names.biases(names.expert(layer, e))
+		list.add(down, c.HiddenSize)
 	}
 }
 

@@ -33,6 +33,10 @@ const (
 	Ernie45MoE Architecture = "ernie4_5_moe"
 
 	GraniteMoE Architecture = "granitemoe" // mixture of experts with multipliers, otherwise as Mixtral
+
+	// mixture of experts, attention with sinks, biases of all projections but the head, clamped
+	// SwiGLU
+	GPTOSS Architecture = "gpt_oss"
 )
 
 // NoToken is the value of a token id of [Config] that is not set.
@@ -316,6 +320,12 @@ func (c Config) LayerParameters(layer int) (replicated, expert int64) {
 	if c.hasQKVBias() {
 		replicated += q + 2*kv
 	}
+	if c.family().outBias {
+		replicated += h
+	}
+	if c.family().sinks {
+		replicated += int64(c.Heads)
+	}
 	if !c.HasExperts(layer) {
 		return replicated + 3*h*int64(c.denseWidth()), 0
 	}
@@ -323,7 +333,14 @@ func (c Config) LayerParameters(layer int) (replicated, expert int64) {
 	if c.family().shared.gated() {
 		replicated += h
 	}
-	return replicated, 3 * h * int64(c.IntermediateSize)
+	ffn := int64(c.IntermediateSize)
+	if expert = 3 * h * ffn; c.family().expertBias {
+		expert += 2*ffn + h
+	}
+	if c.family().router.outBias {
+		replicated += int64(c.Experts)
+	}
+	return replicated, expert
 }
 
 // FLOPsPerToken returns the floating-point operations of one token in a training step, forward and

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+
+	"mula/xpu"
 )
 
 // A family describes the models of one architecture: their parts, and their config.json.
@@ -16,6 +18,8 @@ type family struct {
 	rms     bool   // RMSNorm with weights; otherwise LayerNorm without weights
 	qkNorm  qkNorm // RMSNorm of queries and keys
 	qkvBias bool   // projections to queries, keys and values have biases
+	outBias bool   // the output projection of the attention has a bias, too
+	sinks   bool   // heads of queries have sinks; see [xpu.Layers.AddSinks]
 	// biases only with attention_bias, and norms of queries and keys only with use_qk_norm
 	attentionFields bool
 	clip            bool // has the field clip_qkv
@@ -25,6 +29,10 @@ type family struct {
 	interleaved bool // elements 2j and 2j+1 of a head are rotated together; see latent.go for latent attention
 
 	multipliers bool // see multipliers.go
+
+	// rope_scaling if neither it nor rope_parameters is in the file. null is then refused, because
+	// releases of transformers read it differently.
+	ropeScaling RopeScaling
 
 	rotaryPart float64 // partial_rotary_factor if it is missing; 0: heads are rotated completely
 
@@ -38,6 +46,9 @@ type family struct {
 	latent          bool // multi-head latent attention; see latent.go
 	interleaveField bool // has the field rope_interleave; other latent attention is always interleaved
 	router          routerParts
+	expertBias      bool      // gate, up and down projections of experts have biases
+	clamp           xpu.Clamp // experts have a clamped SwiGLU; zero: SwiGLU
+	transposed      bool      // files have the experts in the form of transposed.go
 
 	noAuxCoef   bool // without the field router_aux_loss_coef
 	shared      sharedParts
@@ -89,7 +100,7 @@ var families = map[Architecture]*family{OLMoE: &olmoe, OLMo: &olmo, Llama: &llam
 	Qwen2: &qwen2, Qwen3: &qwen3, Qwen3MoE: &qwen3MoE, Mixtral: &mixtral, OLMo2: &olmo2, OLMo3: &olmo3,
 	FlexOLMo: &flexOLMo, DeepSeekV2: &deepSeekV2, DeepSeekV3: &deepSeekV3, Qwen2MoE: &qwen2MoE,
 	Dots1: &dots1, GLM4MoE: &glm4MoE, Ernie45MoE: &ernie45MoE,
-	GraniteMoE: &graniteMoE}
+	GraniteMoE: &graniteMoE, GPTOSS: &gptOSS}
 
 // refused are the reasons why mula does not have a family, as sentences after "because". Other
 // families are refused without a reason.
@@ -98,11 +109,11 @@ var refused = map[Architecture]string{
 	"phimoe": "its routers choose experts at random in training",
 }
 
-// blockNames are the names in files of a layer's feed-forward block, and of the projections of a
-// dense network or of an expert.
-type blockNames struct{ block, gate, up, down string }
+// blockNames are the names in files of a layer's feed-forward block, of the projections of a dense
+// network or of an expert, and of a router.
+type blockNames struct{ block, gate, up, down, router string }
 
-var mlpNames = blockNames{"mlp", "gate_proj", "up_proj", "down_proj"}
+var mlpNames = blockNames{"mlp", "gate_proj", "up_proj", "down_proj", "gate"}
 
 func (f *family) blockNames() blockNames { return cmp.Or(f.block, mlpNames) }
 
@@ -110,6 +121,11 @@ func (f *family) blockNames() blockNames { return cmp.Or(f.block, mlpNames) }
 // the model is prefix.
 func (n blockNames) network(prefix string) (gate, up, down string) {
 	return prefix + n.gate + ".weight", prefix + n.up + ".weight", prefix + n.down + ".weight"
+}
+
+// biases returns the names of the biases of gate, up and down.
+func (n blockNames) biases(prefix string) (gate, up, down string) {
+	return prefix + n.gate + ".bias", prefix + n.up + ".bias", prefix + n.down + ".bias"
 }
 
 // expert returns the place of an expert of a layer.

@@ -6,7 +6,7 @@ package moe
 var graniteMoE = family{
 	class: "GraniteMoeForCausalLM", experts: true, rms: true, scaling: true, multipliers: true,
 	expertCount: "num_local_experts", renormalized: true,
-	block: blockNames{"block_sparse_moe", "gate_proj", "up_proj", "down_proj"},
+	block: blockNames{"block_sparse_moe", "gate_proj", "up_proj", "down_proj", "gate"},
 	files: fusedNames{"block_sparse_moe.router.layer.weight", "block_sparse_moe.input_linear.weight",
 		"block_sparse_moe.output_linear.weight"},
 	memory: fusedNames{"block_sparse_moe.router.weight", "block_sparse_moe.experts.gate_up_proj",

@@ -221,18 +221,34 @@ func (m *Model) feedForwardGrad(ctx context.Context, l *layer, st *saved, number
 	return nil
 }
 
+// The experts of [GPTOSS] have biases b and a clamped SwiGLU:
+//
+//	y = down·clamped(gate·x + b_gate, up·x + b_up) + b_down
+//
+// The routing weight of a row is also multiplied into b_down.
+
 // expand computes the gate and up projections of the experts' rows of the normalised input x.
 func (m *Model) expand(l *layer, st *saved, x xpu.Tensor) {
 	w, r := &m.ws, &st.routing
 	m.dev.GatherRows(w.gathered.AsOperand(), x, r.TokenOf)
 	m.dev.GroupedMatMul(st.gateUp, w.gathered, l.gateUp.w.T(), r.Counts, xpu.MatMulOptions{})
+	if l.gateUpBias.w.Present() {
+		m.dev.GroupedBias(st.gateUp, l.gateUpBias.w, xpu.Tensor{}, r.Counts)
+	}
 }
 
 // contract computes the outputs of the experts, multiplied by their routing weights, in ws.expert.
 func (m *Model) contract(l *layer, st *saved) {
 	w, r := &m.ws, &st.routing
-	m.dev.SwiGLU(w.act.AsOperand(), st.gateUp, r.Weight)
+	if clamp := m.cfg.family().clamp; clamp.Limit > 0 {
+		m.dev.ClampedSwiGLU(w.act.AsOperand(), st.gateUp, r.Weight, clamp)
+	} else {
+		m.dev.SwiGLU(w.act.AsOperand(), st.gateUp, r.Weight)
+	}
 	m.dev.GroupedMatMul(w.expert, w.act, l.down.w.T(), r.Counts, xpu.MatMulOptions{})
+	if l.downBias.w.Present() {
+		m.dev.GroupedBias(w.expert, l.downBias.w, r.Weight, r.Counts)
+	}
 }
 
 // contractGrad computes, from the gradient dy of the layer's output, the gradients of the routing
@@ -241,9 +257,21 @@ func (m *Model) contract(l *layer, st *saved) {
 // in st.gateUp.
 func (m *Model) contractGrad(l *layer, st *saved, dy xpu.Tensor) {
 	w, r := &m.ws, &st.routing
-	m.dev.GatherRows(w.expert.AsOperand(), dy, r.TokenOf)
+	rows, gradients := w.expert, st.gateUp
+	if !l.downBias.g.Present() { // otherwise the gradients of biases are sums of them
+		rows, gradients = rows.AsOperand(), gradients.AsOperand()
+	}
+	m.dev.GatherRows(rows, dy, r.TokenOf)
 	m.dev.GroupedMatMul(w.dact, w.expert, l.down.w, r.Counts, xpu.MatMulOptions{})
-	m.dev.SwiGLUGrad(st.gateUp.AsOperand(), w.act.AsOperand(), w.dact, r.Weight, w.dweight)
+	if clamp := m.cfg.family().clamp; clamp.Limit > 0 {
+		m.dev.ClampedSwiGLUGrad(gradients, w.act.AsOperand(), w.dact, r.Weight, w.dweight, clamp)
+	} else {
+		m.dev.SwiGLUGrad(gradients, w.act.AsOperand(), w.dact, r.Weight, w.dweight)
+	}
+	if l.downBias.g.Present() {
+		m.dev.GroupedBiasGrad(l.downBias.g, w.expert, l.downBias.w, r.Weight, w.dweight, r.Counts)
+		m.dev.GroupedBiasGrad(l.gateUpBias.g, st.gateUp, xpu.Tensor{}, xpu.Tensor{}, xpu.Tensor{}, r.Counts)
+	}
 	m.dev.GroupedMatMul(w.gathered, st.gateUp, l.gateUp.w, r.Counts, xpu.MatMulOptions{})
 }
 

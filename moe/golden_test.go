@@ -39,7 +39,7 @@ func fillByFormula(m *Model) {
 		switch {
 		case len(p.Shape) == 1, !Trained(p.Name):
 			scale = 0.5
-		case strings.HasSuffix(p.Name, ".gate.weight"):
+		case strings.HasSuffix(p.Name, ".gate.weight"), strings.HasSuffix(p.Name, ".router.weight"):
 			scale = 1
 		}
 		w := uniform(p.Name, p.Weight.Elements())
@@ -47,6 +47,9 @@ func fillByFormula(m *Model) {
 			w[i] *= scale
 			if len(p.Shape) == 1 && Trained(p.Name) {
 				w[i]++
+			}
+			if strings.HasSuffix(p.Name, "gate_proj.bias") || strings.HasSuffix(p.Name, "up_proj.bias") {
+				w[i] = 32 * (w[i] - 1) // ±8: some gates and ups are clamped
 			}
 		}
 		m.dev.Write(p.Weight, w)
@@ -178,7 +181,7 @@ func (g golden) documents(b Batch) Batch {
 
 var goldenCases = []string{"olmoe", "olmoe-gqa", "olmo", "olmo-gqa-tied", "llama-gqa", "llama-tied",
 	"mistral", "qwen2", "qwen3", "qwen3-moe", "qwen3-moe-layers", "mixtral", "olmo2", "flex-olmo",
-	"olmo3", "deepseek-v2", "deepseek-v3", "qwen2-moe", "dots1", "glm4-moe", "ernie4-5-moe", "granitemoe"}
+	"olmo3", "deepseek-v2", "deepseek-v3", "qwen2-moe", "dots1", "glm4-moe", "ernie4-5-moe", "granitemoe", "gpt-oss"}
 
 func maxDiff(t testing.TB, got, want []float32) float64 {
 	t.Helper()
@@ -379,11 +382,11 @@ func gradientError(t testing.TB, m *Model, p *Parameter, want []float32) float64
 
 // Directories that transformers wrote: one file with the config.json of version 4, several files,
 // fused experts, bfloat16, float16 with a tied head, what version 4 itself wrote, Mixtral with its
-// names of tensors and with the names of version 5 in memory, and Granite with fused experts in
-// files.
+// names of tensors and with the names of version 5 in memory, Granite with fused experts in files,
+// and gpt-oss with transposed experts.
 func TestOpenHuggingFace(t *testing.T) {
 	for _, name := range []string{"hf-single", "hf-sharded", "hf-fused", "hf-olmo-bf16", "hf-olmo-tied-fp16",
-		"hf-v4-bf16", "hf-mixtral", "hf-mixtral-fused", "hf-granitemoe"} {
+		"hf-v4-bf16", "hf-mixtral", "hf-mixtral-fused", "hf-granitemoe", "hf-gpt-oss"} {
 		t.Run(name, func(t *testing.T) {
 			dev := cpu.New(2, xpu.FP32)
 			defer dev.Close()

@@ -14,6 +14,7 @@ import (
 	"mula/internal/strictjson"
 	"mula/internal/suggest"
 	"mula/moe/safetensors"
+	"mula/xpu"
 )
 
 // The defaults of transformers, for all families, for a field missing from config.json. Each
@@ -75,6 +76,12 @@ func WriteConfigJSON(w io.Writer, c Config, dtype safetensors.DType) error {
 	}
 	if family.qkvBias { // without a field for them
 		delete(fields, "attention_bias")
+	}
+	if family.outBias {
+		fields["attention_bias"] = true
+	}
+	if family.clamp != (xpu.Clamp{}) {
+		fields["swiglu_limit"], fields["swiglu_alpha"] = fraction(clampLimit), fraction(clampAlpha)
 	}
 	if family.attentionFields {
 		fields["attention_bias"], fields["use_qk_norm"] = c.AttentionBias, c.QKNorm
@@ -557,6 +564,12 @@ func (f *hfFields) rope(family *family) rotary {
 			f.fail("in %s: %w", name, err)
 		}
 	}
+	if len(all) == 0 && family.ropeScaling.Type != "" {
+		if r.scaling = family.ropeScaling; f.fields["rope_scaling"] != nil || f.fields["rope_parameters"] != nil {
+			f.fail("rope_scaling is null, which releases of transformers read differently; set rope_parameters, or " +
+				"remove rope_scaling for the default")
+		}
+	}
 	if len(all) == 2 && (all[0] != all[1] || !given) {
 		f.fail("rope_scaling and rope_parameters are both set, and differ; remove one")
 	}
@@ -642,7 +655,9 @@ func (f *hfFields) scaling(family *family) (r RopeScaling) {
 		}
 	}
 	if r.kind() == "yarn" {
-		f.fixed("truncate", `[true]`)
+		truncate := true
+		f.read("truncate", &truncate)
+		r.NoTruncate = !truncate
 		if !family.latent {
 			f.fixed("mscale", `[null, 0]`)
 			f.fixed("mscale_all_dim", `[null, 0]`)
@@ -671,6 +686,9 @@ func (r RopeScaling) json() map[string]any {
 		if *v != 0 {
 			fields[name] = fraction(*v)
 		}
+	}
+	if r.NoTruncate {
+		fields["truncate"] = false
 	}
 	if n := r.OriginalMaxPositions; n != 0 {
 		fields["original_max_position_embeddings"] = n

@@ -132,7 +132,7 @@ func TestConfigJSONRefusesValues(t *testing.T) {
 				slices.Contains(family.ignored, test.field) || !family.clip && test.field == "clip_qkv" ||
 				family.windows != noWindows && test.field == "sliding_window" ||
 				family.windows == lastLayers && !family.windowSwitch && strings.Contains(test.value, `"full_attention", "s`) ||
-				family.attentionFields && test.field == "attention_bias" ||
+				(family.attentionFields || family.outBias) && test.field == "attention_bias" ||
 				family.multipliers && test.field == "residual_multiplier" ||
 				family.rotaryPart != 0 && test.field == "partial_rotary_factor" ||
 				family.headDim && test.field == "head_dim" {
@@ -180,8 +180,11 @@ func TestConfigJSONOfLlama(t *testing.T) {
 		{`"rope_scaling": ` + strings.Replace(llama3, "4.0", "0.5", 1), "it must be below high_freq_factor"},
 		{`"rope_scaling": {"rope_type": "yarn", "factor": 2, "original_max_position_embeddings": 64}`,
 			"it must be max_position_embeddings 2048 / original_max_position_embeddings 64"},
-		{`"rope_scaling": {"rope_type": "yarn", "factor": 32, "original_max_position_embeddings": 64, "truncate": false}`,
-			"truncate is false"},
+		{changes: `"rope_scaling": {"rope_type": "yarn", "factor": 32, "original_max_position_embeddings": 64, ` +
+			`"truncate": false}`},
+		{`"rope_scaling": {"rope_type": "yarn", "factor": 32, "original_max_position_embeddings": 64, "truncate": null}`,
+			"truncate is null"},
+		{`"rope_scaling": {"rope_type": "linear", "factor": 2, "truncate": false}`, "truncate is false, but the type linear"},
 		{`"rope_parameters": ` + llama3 + `, "rope_scaling": ` + llama3, "both set, and differ"}, // theta of transformers 4
 		{`"rope_theta": 9, "rope_parameters": {"rope_type": "default"}, "rope_scaling": ` + llama3,
 			"both set, and differ"},
@@ -468,6 +471,21 @@ func TestConfigJSONOfSharedExperts(t *testing.T) {
 		{Ernie45MoE, `"use_bias": true`, "use_bias is true"},
 		{Ernie45MoE, `"num_experts_per_tok": 2`, "unknown field num_experts_per_tok"},
 		{Ernie45MoE, `"norm_topk_prob": true`, "unknown field norm_topk_prob"},
+		{GPTOSS, `"attention_bias": true, "swiglu_limit": 7.0, "swiglu_alpha": 1.702, "experts_per_token": 4`, ""},
+		{GPTOSS, `"layer_types": ["sliding_attention", "full_attention"], "initial_context_length": 4096`, ""},
+		{GPTOSS, `"rope_scaling": {"rope_type": "linear", "factor": 2}`, ""},
+		{GPTOSS, `"rope_parameters": {"rope_type": "default"}, "rope_scaling": null`, ""},
+		{GPTOSS, `"rope_scaling": null`, "rope_scaling is null"},
+		{GPTOSS, `"rope_parameters": null`, "rope_scaling is null"},
+		{GPTOSS, `"attention_bias": false`, "attention_bias is false"},
+		{GPTOSS, `"swiglu_limit": null`, "swiglu_limit is null"},
+		{GPTOSS, `"swiglu_limit": 6.5`, "swiglu_limit is 6.5"},
+		{GPTOSS, `"swiglu_alpha": 1.7`, "swiglu_alpha is 1.7"},
+		{GPTOSS, `"sliding_window": null`, "sliding_window is 0; it must be above 0"},
+		{GPTOSS, `"layer_types": ["full_attention", "sliding_attention"]`, "for layer 0"},
+		{GPTOSS, `"quantization_config": {"quant_method": "mxfp4"}`, "quantization_config is"},
+		{GPTOSS, `"norm_topk_prob": true`, "unknown field norm_topk_prob"},
+		{Mixtral, `"swiglu_limit": 7.0`, "unknown field swiglu_limit"},
 		{DeepSeekV3, `"moe_num_shared_experts": 1`, "unknown field moe_num_shared_experts"},
 		{GraniteMoE, `"embedding_multiplier": 12, "residual_multiplier": 0.22, "logits_scaling": 6.0`, ""},
 		{GraniteMoE, `"attention_multiplier": 0.015625, "position_embedding_type": "rope"`, ""},
@@ -588,8 +606,12 @@ func TestConfigJSONAcceptsValues(t *testing.T) {
 			if f := families[architecture]; strings.Contains(change, "rope_") && f.windowsUnscaled {
 				continue // see TestConfigJSONOfWindows
 			} else if f.latent && change == `"head_dim": null` ||
-				f.rotaryPart != 0 && change == `"partial_rotary_factor": null` {
+				f.rotaryPart != 0 && change == `"partial_rotary_factor": null` ||
+				f.outBias && change == `"attention_bias": false` ||
+				f.ropeScaling.Type != "" && change == `"rope_scaling": null` {
 				continue
+			} else if f.windows == everySecond {
+				change = strings.Replace(change, "full_attention", "sliding_attention", 1)
 			} else if f.window > 0 && !f.windowSwitch {
 				change = strings.ReplaceAll(change, "full_attention", "sliding_attention")
 			}

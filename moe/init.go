@@ -12,7 +12,8 @@ import (
 
 // Init sets every weight to its initial value: matrices are drawn from a normal distribution of
 // standard deviation InitStd, redrawn beyond InitCutoff standard deviations if that is set; norm
-// weights are 1, biases and the embedding of the padding token 0.
+// weights are 1, biases and the embedding of the padding token 0. Sinks and biases of routers are
+// drawn like matrices.
 //
 // The values of a tensor depend only on seed, its name and its size, not on its address, other
 // tensors or threads: its generator is math/rand/v2's PCG, seeded by the SHA-256 of seed and name.
@@ -57,6 +58,8 @@ const initElements = 1 << 16
 // initial returns a function that computes the next initial values of a parameter.
 func (c Config) initial(p *Parameter, seed uint64) func(dst []float32) {
 	switch {
+	case strings.HasSuffix(p.Name, sinksName), strings.HasSuffix(p.Name, "."+c.family().blockNames().router+".bias"):
+		return c.normal(namedRandom(seed, p.Name))
 	case strings.HasSuffix(p.Name, ".bias"), !Trained(p.Name):
 		return func(dst []float32) { clear(dst) }
 	case len(p.Shape) == 1:

@@ -106,13 +106,18 @@ type layer struct {
 	qkvBias      tensor        // [AD+2GD]
 	latent       latentWeights // instead of qkv
 	qNorm, kNorm tensor        // [AD], [GD]; [D] of single heads
+	sinks        tensor        // [A]
 	out          tensor        // [H, AD]; [H, Av] with latent attention
+	outBias      tensor        // [H]
 	router       tensor        // [E, H]
+	routerBias   tensor        // [E] added to the logits
 	bias         xpu.Tensor    // [E] correction bias of the router; it has no gradient
 	sharedGateUp tensor        // [2W, H] of shared experts
 	sharedDown   tensor        // [H, W]
 	sharedGate   tensor        // [1, H]
 	gateUp, down tensor        // [E, 2I, H], [E, H, I]; without experts [2D, H], [H, D]
+	gateUpBias   tensor        // [E, 2I]
+	downBias     tensor        // [E, H]
 
 	// its number among this model's layers with experts; -1 without experts
 	sparse int
@@ -248,7 +253,8 @@ func (m *Model) startGradients(first bool) {
 	}
 	for i := range m.layers {
 		l := &m.layers[i]
-		zero(l.norm1, l.norm2, l.qkvBias, l.qNorm, l.kNorm, l.latent.qNorm, l.latent.kvNorm)
+		zero(l.norm1, l.norm2, l.qkvBias, l.qNorm, l.kNorm, l.latent.qNorm, l.latent.kvNorm, l.sinks, l.outBias,
+			l.routerBias, l.gateUpBias, l.downBias)
 	}
 	if m.stage.first && !m.cfg.TieEmbeddings {
 		zero(m.embed)
@@ -269,6 +275,19 @@ func (m *Model) bind() error {
 	norm, bias := c.NormWeights(), 0
 	if c.hasQKVBias() {
 		bias = own.qkvWidth()
+	}
+	sinks, outBias, routerBias, expertBias := 0, 0, 0, 0 // elements; expertBias of a tensor of each expert
+	if c.family().sinks {
+		sinks = own.Heads
+	}
+	if c.family().outBias {
+		outBias = h
+	}
+	if c.family().router.outBias {
+		routerBias = c.Experts
+	}
+	if c.family().expertBias {
+		expertBias = 1
 	}
 	sharedGate := 0 // rows
 	if c.family().shared.gated() {
@@ -373,11 +392,13 @@ func (m *Model) bind() error {
 			rest = append(rest, matrix(&l.qkv, own.qkvWidth(), h), vector(&l.qkvBias, bias), vector(&l.qNorm, qNorm),
 				vector(&l.kNorm, kNorm))
 		}
-		rest = append(rest, matrix(&l.out, h, own.ContextWidth()), vector(&l.norm2, norm))
+		rest = append(rest, vector(&l.sinks, sinks), matrix(&l.out, h, own.ContextWidth()), vector(&l.outBias, outBias),
+			vector(&l.norm2, norm))
 		experts, ffn := 1, own.denseWidth()
 		if c.HasExperts(number) {
 			l.sparse, experts, ffn = sparse, ownExperts, c.IntermediateSize
-			rest = append(rest, matrix(&l.router, c.Experts, h), matrix(&l.sharedGateUp, 2*own.SharedSize, h),
+			rest = append(rest, matrix(&l.router, c.Experts, h), vector(&l.routerBias, routerBias),
+				matrix(&l.sharedGateUp, 2*own.SharedSize, h),
 				matrix(&l.sharedDown, h, own.SharedSize), matrix(&l.sharedGate, sharedGate, h))
 		} else {
 			rest = append(rest, matrix(&l.gateUp, 2*ffn, h), matrix(&l.down, h, ffn))
@@ -386,8 +407,8 @@ func (m *Model) bind() error {
 			var sliced []shaped
 			rest = slices.DeleteFunc(rest, func(t shaped) bool {
 				switch t.tensor {
-				case &l.qkv, &l.qkvBias, &l.latent.q, &l.latent.kv, &l.out, &l.gateUp, &l.down, &l.sharedGateUp,
-					&l.sharedDown:
+				case &l.qkv, &l.qkvBias, &l.sinks, &l.latent.q, &l.latent.kv, &l.out, &l.gateUp, &l.down,
+					&l.sharedGateUp, &l.sharedDown:
 					sliced = append(sliced, t)
 					return true
 				case &l.qNorm, &l.kNorm:
@@ -409,8 +430,8 @@ func (m *Model) bind() error {
 		}
 		hold(parameters(false, l.norm1, l.latent.qA, l.latent.qNorm, l.latent.q, l.latent.kvA, l.latent.kvNorm,
 			l.latent.kv, l.qkv.rows(0, q), l.qkv.rows(q, kv), l.qkv.rows(q+kv, kv),
-			l.qkvBias.rows(0, q), l.qkvBias.rows(q, kv), l.qkvBias.rows(q+kv, kv), l.qNorm, l.kNorm, l.out, l.norm2,
-			l.router)...)
+			l.qkvBias.rows(0, q), l.qkvBias.rows(q, kv), l.qkvBias.rows(q+kv, kv), l.qNorm, l.kNorm, l.sinks, l.out,
+			l.outBias, l.norm2, l.router, l.routerBias)...)
 		if l.hasExperts() && m.biases.Present() {
 			l.bias = m.biases.Index(biased)
 			biased++
@@ -421,12 +442,33 @@ func (m *Model) bind() error {
 		hold(parameters(false, l.sharedGateUp.rows(0, own.SharedSize),
 			l.sharedGateUp.rows(own.SharedSize, own.SharedSize), l.sharedDown, l.sharedGate)...)
 		if l.hasExperts() {
-			err := bucket(Bucket{Divided: true}, matrix(&l.gateUp, experts, 2*ffn, h), matrix(&l.down, experts, h, ffn))
+			err := bucket(Bucket{Divided: true}, matrix(&l.gateUp, experts, 2*ffn, h),
+				matrix(&l.gateUpBias, experts*expertBias, 2*ffn), matrix(&l.down, experts, h, ffn),
+				matrix(&l.downBias, experts*expertBias, h))
 			if err != nil {
 				return err
 			}
-			next += 3 * m.parallel.Mesh.OwnIndex(comm.EP) * experts
 		}
+		before := 0 // experts of other ranks, before this rank's
+		if l.hasExperts() {
+			before = m.parallel.Mesh.OwnIndex(comm.EP) * experts
+		}
+		if l.gateUpBias.w.Present() { // in the order of tensorList.biasedExperts
+			first := next
+			each := func(kinds, parts int, expert func(e int) []tensor) {
+				next = first + kinds*c.Experts + parts*before
+				for e := range experts {
+					hold(parameters(true, expert(e)...)...)
+				}
+			}
+			halves := func(t tensor) []tensor { return []tensor{t.rows(0, ffn), t.rows(ffn, ffn)} }
+			each(0, 2, func(e int) []tensor { return halves(l.gateUp.index(e)) })
+			each(2, 2, func(e int) []tensor { return halves(l.gateUpBias.index(e)) })
+			each(4, 1, func(e int) []tensor { return []tensor{l.down.index(e)} })
+			each(5, 1, func(e int) []tensor { return []tensor{l.downBias.index(e)} })
+			return nil
+		}
+		next += 3 * before
 		var downs []*Parameter // they follow all gates and ups
 		for e := range experts {
 			gateUp, down := l.gateUp, l.down

@@ -81,7 +81,7 @@ func (r *reference) normOf(name string, x []float64, epsilon float64) []float64 
 // them.
 func (r *reference) projection(prefix, which string, h []float64) []float64 {
 	y := r.times(prefix+which+"_proj.weight", h)
-	if r.c.Architecture == Qwen2 || r.c.Architecture == Qwen2MoE {
+	if r.c.Architecture == Qwen2 || r.c.Architecture == Qwen2MoE || r.c.Architecture == GPTOSS {
 		addTo(y, r.weights[prefix+which+"_proj.bias"], 1)
 	}
 	if (r.c.Architecture == OLMoE || r.c.Architecture == FlexOLMo) && which != "v" {
@@ -188,6 +188,17 @@ func (r *reference) choose(prefix string, z []float64) (chosen []int, weights, p
 
 func (r *reference) mlp(prefix string, x []float64) []float64 {
 	a, b := r.times(prefix+"gate_proj.weight", x), r.times(prefix+"up_proj.weight", x)
+	if r.c.Architecture == GPTOSS {
+		addTo(a, r.weights[prefix+"gate_proj.bias"], 1)
+		addTo(b, r.weights[prefix+"up_proj.bias"], 1)
+		for i, gate := range a {
+			gate = min(gate, 7)
+			a[i] = gate / (1 + math.Exp(-1.702*gate)) * (1 + max(-7, min(7, b[i])))
+		}
+		y := r.times(prefix+"down_proj.weight", a)
+		addTo(y, r.weights[prefix+"down_proj.bias"], 1)
+		return y
+	}
 	for i := range a {
 		a[i] = a[i] / (1 + math.Exp(-a[i])) * b[i]
 	}
@@ -290,7 +301,7 @@ func (r *reference) losses(b Batch) losses {
 					if b.Begin != nil {
 						begin = int(b.Begin[row*b.SequenceLength+t])
 					}
-					if c.SlidingWindow > 0 && l >= c.MaxWindowLayers {
+					if c.SlidingWindow > 0 && l >= c.MaxWindowLayers && (c.Architecture != GPTOSS || l%2 == 0) {
 						begin = max(begin, t-c.SlidingWindow+1)
 					}
 					scores := make([]float64, t+1-begin)
@@ -299,12 +310,19 @@ func (r *reference) losses(b Batch) losses {
 							scores[s] += q[t][a*d+j] * k[begin+s][g*d+j] * scoring
 						}
 					}
-					p, _ := softmax64(scores)
+					p := scores
+					if c.Architecture == GPTOSS {
+						p = append(p, r.weights[layer+"self_attn.sinks"][a])
+					}
+					p, _ = softmax64(p)
 					for s := range scores {
 						addTo(context[a*values:(a+1)*values], v[begin+s][g*values:(g+1)*values], p[s])
 					}
 				}
 				y := r.times(layer+"self_attn.o_proj.weight", context)
+				if c.Architecture == GPTOSS {
+					addTo(y, r.weights[layer+"self_attn.o_proj.bias"], 1)
+				}
 				addTo(x[t], behind(layer+"post_attention_layernorm.weight", y), blocks)
 			}
 			for t := range x {
@@ -313,8 +331,13 @@ func (r *reference) losses(b Batch) losses {
 					addTo(x[t], behind(layer+"post_feedforward_layernorm.weight", r.mlp(layer+"mlp.", in)), 1)
 					continue
 				}
-				place := layer + c.family().blockNames().block
-				y, logits := make([]float64, h), r.times(place+".gate.weight", in)
+				names := c.family().blockNames()
+				router := layer + names.block + "." + names.router
+				place := layer + names.block
+				y, logits := make([]float64, h), r.times(router+".weight", in)
+				if c.Architecture == GPTOSS {
+					addTo(logits, r.weights[router+".bias"], 1)
+				}
 				p, lse := softmax64(logits)
 				var chosen []int
 				var weights []float64
@@ -432,6 +455,10 @@ func randomize(m *Model, seed uint64) {
 			if err != nil {
 				panic(err) // in tests of memory alone
 			}
+			r := r
+			if OfExpert(p.Name) { // ranks may have other experts
+				r = namedRandom(seed, p.Name)
+			}
 			for i := range w {
 				w[i] += 0.5 * float32(r.NormFloat64())
 			}
@@ -496,6 +523,8 @@ func gradientCases(t testing.TB) map[string]Config {
 	granite.Architecture, granite.ClipQKV, granite.TieEmbeddings = GraniteMoE, 0, true
 	granite.EmbeddingMultiplier, granite.AttentionMultiplier = 3, 0.2
 	granite.ResidualMultiplier, granite.LogitsScaling = 0.4, 2.5
+	gptOSS := gqa
+	gptOSS.Architecture, gptOSS.HeadSize, gptOSS.ClipQKV, gptOSS.SlidingWindow = GPTOSS, 24, 0, 2
 	deepSeek := nano
 	deepSeek.Architecture, deepSeek.VocabSize, deepSeek.HiddenSize, deepSeek.KVHeads = DeepSeekV3, 96, 48, 4
 	deepSeek.QueryRank, deepSeek.KVRank, deepSeek.PlainSize, deepSeek.RotatedSize = 16, 24, 6, 4
@@ -506,7 +535,7 @@ func gradientCases(t testing.TB) map[string]Config {
 	return map[string]Config{"deepseek_v3": deepSeek, "nano": nano, "gqa": gqa, "dense": dense, "dense tied": tied,
 		"llama": llama,
 		"qwen2": qwen2, "qwen3_moe": qwen3MoE, "flex_olmo": flexOLMo, "dense layer": layers, "ernie4_5_moe": ernie,
-		"granitemoe": granite}
+		"granitemoe": granite, "gpt_oss": gptOSS}
 }
 
 // Gradients of every tensor agree with central differences of the reference: along random

@@ -32,6 +32,10 @@ type RopeScaling struct {
 	BetaSlow        float64 `yaml:"beta_slow,omitempty"`        // 0 means 1
 	AttentionFactor float64 `yaml:"attention_factor,omitempty"` // 0 means 0.1·ln(Factor) + 1
 
+	// yarn: the bounds of the transition are not rounded to whole pairs of elements; truncate is
+	// false in config.json
+	NoTruncate bool `yaml:"no_truncate,omitempty"`
+
 	// yarn with latent attention: with both, AttentionFactor is the quotient of
 	// 0.1·MScale·ln(Factor) + 1 and 0.1·MScaleAllDim·ln(Factor) + 1, if it is 0. The attention's
 	// scores are multiplied by the square of the second.
@@ -113,6 +117,9 @@ func (r RopeScaling) validate(f *family) error {
 			return bad(name, "is %g, but the type %s does not use it; remove it", v, r.kind())
 		}
 	}
+	if r.NoTruncate && r.Type != "yarn" {
+		return bad("no_truncate", "is true, but the type %s does not use it; remove it", r.kind())
+	}
 	for _, name := range []string{"mscale", "mscale_all_dim"} {
 		if v := *r.numbers()[name]; v != 0 && !f.latent {
 			return bad(name, "is %g; it must be 0 without latent attention", v)
@@ -159,7 +166,11 @@ func (c Config) frequencies() (f []float32, factor float32) {
 			}
 			return dim * math.Log(float64(r.OriginalMaxPositions)/(periods*2*math.Pi)) / (2 * math.Log(c.RopeTheta))
 		}
-		first, last := max(0, math.Floor(at(r.BetaFast, 32))), min(dim-1, math.Ceil(at(r.BetaSlow, 1)))
+		first, last := at(r.BetaFast, 32), at(r.BetaSlow, 1)
+		if !r.NoTruncate {
+			first, last = math.Floor(first), math.Ceil(last)
+		}
+		first, last = max(0, first), min(dim-1, last)
 		if first == last {
 			last += 0.001
 		}

@@ -12,7 +12,10 @@ import (
 // route computes the router's distribution for the tokens in ws.h and chooses their experts.
 func (m *Model) route(l *layer, st *saved) {
 	w := &m.ws
-	m.dev.MatMul(w.router, w.h, l.router.w.T(), xpu.MatMulOptions{})
+	if l.routerBias.w.Present() {
+		m.dev.Embed(w.router, l.routerBias.w.Reshape(1, m.cfg.Experts), m.row0())
+	}
+	m.dev.MatMul(w.router, w.h, l.router.w.T(), xpu.MatMulOptions{Accumulate: l.routerBias.w.Present()})
 	st.routing.Bias = l.bias
 	m.dev.Route(st.routing, w.router, m.parallel.UniformRouting, &w.routers[l.sparse])
 }
@@ -181,6 +184,9 @@ func (m *Model) sequenceSlopes(ctx context.Context, o LossOptions, tokens int64)
 func (m *Model) routeGrad(l *layer, st *saved, zFactor float64) {
 	w := &m.ws
 	m.dev.RouteGrad(st.routing, w.router, w.slopes.Index(l.sparse), w.dweight, zFactor)
+	if l.routerBias.g.Present() {
+		m.dev.EmbedGrad(l.routerBias.g.Reshape(1, m.cfg.Experts), w.router, m.row0(), noRow)
+	}
 	m.dev.MatMul(l.router.g, w.router.T(), w.h, m.toGradients)
 	m.dev.MatMul(w.dh, w.router, l.router.w, accumulate)
 }

@@ -15,6 +15,7 @@ import (
 type routerParts struct {
 	sigmoid bool // scores are sigmoids of the logits instead of their softmax
 	bias    bool // correction biases; see [Model.UpdateBiases]
+	outBias bool // the projection to logits has a bias
 	groups  groupKind
 	scaled  bool // has the field routed_scaling_factor
 	statics bool // files have correction biases as a matrix of one row in another place than the router's weights
@@ -32,12 +33,14 @@ const (
 	sumOfTwo           // the sum of the two largest scores plus biases; see DeepSeek-V3
 )
 
-// routerBias is the end of the name of a layer's correction biases, and routerWeight of its
-// router's weights.
-const (
-	routerBias   = ".e_score_correction_bias"
-	routerWeight = ".gate.weight"
-)
+// routerBias is the end of the name of a layer's correction biases.
+const routerBias = ".e_score_correction_bias"
+
+// isRouter reports whether a tensor has the weights of a router.
+func (f *family) isRouter(name string) bool {
+	names := f.blockNames()
+	return strings.HasSuffix(name, "."+names.block+"."+names.router+".weight")
+}
 
 // biasName returns the place of correction biases in a layer's feed-forward block.
 func (r routerParts) biasName() string {
@@ -57,7 +60,7 @@ func (r routerParts) biasShape(experts int) []int {
 
 // alwaysFloat32 reports whether files of every type have a tensor as float32.
 func (c Config) alwaysFloat32(name string) bool {
-	return !Trained(name) || c.family().router.float32 && strings.HasSuffix(name, routerWeight)
+	return !Trained(name) || c.family().router.float32 && c.family().isRouter(name)
 }
 
 // Trained reports whether a tensor of a model has a gradient, and an optimizer updates it. The

@@ -218,6 +218,7 @@ func (m *Model) attendWholeGrad(ctx context.Context, l *layer, st *saved, dctx x
 		return err
 	}
 	m.dev.AttendGrad(m.attention(l, st, w.ownKeys()), w.heads.dctx, w.heads.dqkv, w.heads.dk, w.heads.dv)
+	m.sinksGrad(l, st, w.heads.dctx)
 	return m.exchangeHeads(ctx, false, m.ofQueries(w.dqkv, w.heads.dqkv), operand{own: w.dk, whole: w.heads.dk},
 		operand{own: w.dv, whole: w.heads.dv})
 }

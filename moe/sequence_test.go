@@ -59,6 +59,7 @@ func TestSequenceEqualsWhole(t *testing.T) {
 		{name: "dense layer", expertDP: 1, ep: 2, n: 2, rows: 2, s: 6, recompute: RecomputeExperts},
 		{name: "qwen2", expertDP: 2, ep: 1, n: 2, rows: 2, s: 4},
 		{name: "deepseek_v3", expertDP: 1, ep: 2, n: 2, rows: 2, s: 6, documents: []int{4, 1, 2}},
+		{name: "gpt_oss", expertDP: 1, ep: 2, n: 2, rows: 2, s: 6, documents: []int{4, 1, 2}},
 		{name: "llama", expertDP: 2, ep: 1, n: 2, rows: 1, s: 70, documents: []int{3, 66, 2}},
 	} {
 		t.Run(fmt.Sprintf("%s, expert_dp %d, ep %d, %d ranks a sequence, %s", test.name, test.expertDP, test.ep,

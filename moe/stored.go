@@ -39,6 +39,7 @@ type TensorReader interface {
 type source struct {
 	tensor string
 	first  int64
+	placing
 }
 
 // OpenStored opens the model of a Hugging Face directory and compares its tensor names and shapes
@@ -121,7 +122,7 @@ func (s *Stored) match() error {
 			s.types = append(s.types, t.DType)
 		}
 		// transformers 5 holds the router of most families as mlp.gate, with its correction biases
-		pieces := []piece{{s.config.routerName(inMemory.Replace(t.Name)), t.Shape, 0}}
+		pieces := []piece{{name: s.config.routerName(inMemory.Replace(t.Name)), shape: t.Shape}}
 		if fused, want := s.config.unfuse(t); want != nil {
 			s.fused = true
 			if !slices.Equal(t.Shape, want) {
@@ -156,7 +157,7 @@ func (s *Stored) match() error {
 					t.DType))
 				s.sources[i].tensor = t.Name
 			default:
-				s.sources[i] = source{t.Name, piece.first}
+				s.sources[i] = source{t.Name, piece.first, piece.placing}
 			}
 		}
 	}
@@ -221,6 +222,7 @@ type piece struct {
 	name  string
 	shape []int
 	first int64
+	placing
 }
 
 // fusedNames are names of tensors after the prefix of a layer: the router's weights [E, H], and all
@@ -244,7 +246,7 @@ func (c Config) routerName(name string) string {
 	f := c.family()
 	for _, names := range f.fusedNames() {
 		if prefix, ok := strings.CutSuffix(name, "."+names.router); ok && c.moe() {
-			return prefix + "." + f.blockNames().block + routerWeight
+			return prefix + "." + f.blockNames().block + "." + f.blockNames().router + ".weight"
 		}
 	}
 	return name
@@ -258,20 +260,25 @@ func (c Config) unfuse(t safetensors.Tensor) (pieces []piece, want []int) {
 	}
 	h, ffn, e := c.HiddenSize, c.IntermediateSize, c.Experts
 	matrix := int64(ffn) * int64(h)
+	if c.family().transposed {
+		layer, last, _ := strings.Cut(t.Name, "mlp.experts.")
+		return c.unfuseTransposed(layer, last)
+	}
 	block := c.family().blockNames()
 	for _, names := range c.family().fusedNames() {
 		if prefix, ok := strings.CutSuffix(t.Name, names.gateUp); ok {
 			for i := range e {
 				gate, up, _ := block.network(block.expert(prefix, i))
 				first := 2 * matrix * int64(i)
-				pieces = append(pieces, piece{gate, []int{ffn, h}, first}, piece{up, []int{ffn, h}, first + matrix})
+				pieces = append(pieces, piece{name: gate, shape: []int{ffn, h}, first: first},
+					piece{name: up, shape: []int{ffn, h}, first: first + matrix})
 			}
 			return pieces, []int{e, 2 * ffn, h}
 		}
 		if prefix, ok := strings.CutSuffix(t.Name, names.down); ok {
 			for i := range e {
 				_, _, down := block.network(block.expert(prefix, i))
-				pieces = append(pieces, piece{down, []int{h, ffn}, matrix * int64(i)})
+				pieces = append(pieces, piece{name: down, shape: []int{h, ffn}, first: matrix * int64(i)})
 			}
 			return pieces, []int{e, h, ffn}
 		}
@@ -303,6 +310,9 @@ func (s *Stored) each(i int, buffer []float32, visit func([]float32) error) erro
 		head = make([]float32, min(pieceElements, len(buffer)))
 	}
 	n := t.Elements()
+	if from.line > 0 {
+		return s.eachPlaced(t, from, buffer, visit)
+	}
 	for done := int64(0); done < n; {
 		piece := buffer[:min(int64(len(buffer)), n-done)]
 		if err := s.files.Float32(piece, from.tensor, from.first+done); err != nil {
@@ -384,6 +394,8 @@ type FusedTensor struct {
 	Name  string
 	Shape []int
 	Parts []int // numbers of the tensors
+
+	pieces []piece // the places of the parts, if they do not follow one another
 }
 
 // Fused returns the tensors of the model in the memory of transformers 5. A layer's experts have
@@ -393,12 +405,15 @@ func (c Config) Fused() []FusedTensor { return c.fuse(cmp.Or(c.family().memory, 
 
 // inFiles returns the tensors of the model in the files of transformers.
 func (c Config) inFiles() []FusedTensor {
+	if c.family().transposed {
+		return c.transposedFiles()
+	}
 	if names := c.family().files; names != (fusedNames{}) {
 		return c.fuse(names)
 	}
 	var list []FusedTensor
 	for i, t := range c.Tensors() {
-		list = append(list, FusedTensor{t.Name, t.Shape, []int{i}})
+		list = append(list, FusedTensor{Name: t.Name, Shape: t.Shape, Parts: []int{i}})
 	}
 	return list
 }
@@ -410,7 +425,8 @@ func (c Config) fuse(names fusedNames) []FusedTensor {
 	for i, t := range tensors {
 		number[t.Name] = i
 	}
-	router := c.family().blockNames().block + routerWeight
+	block := c.family().blockNames()
+	router := block.block + "." + block.router + ".weight"
 	whole := map[int]FusedTensor{} // of the first part
 	inside := map[int]bool{}       // other parts
 	for l := range c.Layers {
@@ -436,7 +452,7 @@ func (c Config) fuse(names fusedNames) []FusedTensor {
 			if layer, ok := strings.CutSuffix(t.Name, router); ok && c.moe() {
 				t.Name = layer + names.router
 			}
-			list = append(list, FusedTensor{t.Name, t.Shape, []int{i}})
+			list = append(list, FusedTensor{Name: t.Name, Shape: t.Shape, Parts: []int{i}})
 		}
 	}
 	return list

@@ -250,6 +250,62 @@ func TestStoredFloat32(t *testing.T) {
 	}
 }
 
+// Files of gpt-oss have the matrices of experts transposed, and gate and up in alternate columns.
+func TestTransposedExperts(t *testing.T) {
+	c := gradientCases(t)["gpt_oss"]
+	m := newModel(t, c, 1)
+	randomize(m, 3)
+	dir := t.TempDir()
+	if err := m.Save(t.Context(), dir, SaveOptions{ShardSize: 20_000}); err != nil {
+		t.Fatal(err)
+	}
+	files, err := safetensors.OpenDirectory(filesystem.OS{}, dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer files.Close()
+	weight := func(name string) []float32 {
+		for _, p := range m.params {
+			if p.Name == name {
+				return p.Weight.Floats()
+			}
+		}
+		t.Fatalf("no parameter %s", name)
+		return nil
+	}
+	h, ffn := c.HiddenSize, c.IntermediateSize
+	const expert, row, column = 3, 5, 7
+	place := "model.layers.1.mlp.experts."
+	for _, test := range []struct {
+		tensor string
+		at     int
+		name   string
+		from   int
+	}{
+		{"gate_up_proj", (expert*h+column)*2*ffn + 2*row, "gate_proj.weight", row*h + column},
+		{"gate_up_proj", (expert*h+column)*2*ffn + 2*row + 1, "up_proj.weight", row*h + column},
+		{"gate_up_proj_bias", expert*2*ffn + 2*row, "gate_proj.bias", row},
+		{"gate_up_proj_bias", expert*2*ffn + 2*row + 1, "up_proj.bias", row},
+		{"down_proj", (expert*ffn+column)*h + row, "down_proj.weight", row*ffn + column},
+		{"down_proj_bias", expert*h + row, "down_proj.bias", row},
+	} {
+		var got [1]float32
+		if err := files.Float32(got[:], place+test.tensor, int64(test.at)); err != nil {
+			t.Fatal(err)
+		}
+		if want := weight(fmt.Sprintf("%s%d.%s", place, expert, test.name))[test.from]; got[0] != want {
+			t.Errorf("%s of %s is %v, want %v", test.name, test.tensor, got[0], want)
+		}
+	}
+	loaded := newModel(t, c, 1)
+	if err := loaded.Load(filesystem.OS{}, dir); err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Equal(weights(t, loaded), weights(t, m)) {
+		t.Error("loaded weights differ from the saved ones")
+	}
+}
+
 // A tied head that is stored all the same is read if it equals the embedding.
 func TestTiedHeadStored(t *testing.T) {
 	m, _ := openGolden(t, "olmo-gqa-tied.safetensors").model(1)

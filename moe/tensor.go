@@ -83,7 +83,7 @@ func (c Config) Sliced(name string) (axis int) {
 	switch name {
 	case "self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight",
 		"self_attn.q_proj.bias", "self_attn.k_proj.bias", "self_attn.v_proj.bias",
-		"self_attn.q_b_proj.weight", "self_attn.kv_b_proj.weight":
+		sinksName, "self_attn.q_b_proj.weight", "self_attn.kv_b_proj.weight":
 		return 0
 	case "self_attn.q_norm.weight", "self_attn.k_norm.weight":
 		if c.HasWideNorms() {

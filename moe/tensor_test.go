@@ -66,6 +66,9 @@ func TestTensorEqualsWhole(t *testing.T) {
 	dense := cases["qwen3_moe"]
 	dense.DenseLayers, dense.DenseSize = "1", 40
 	cases["dense layers"] = dense
+	wide := cases["gpt_oss"]
+	wide.KVHeads = wide.Heads
+	cases["gpt_oss wide"] = wide
 	for _, test := range []struct {
 		name             string
 		expertDP, ep, tp int
@@ -89,6 +92,9 @@ func TestTensorEqualsWhole(t *testing.T) {
 		{name: "ernie4_5_moe", expertDP: 1, ep: 2, tp: 2, cp: 1, rows: 2, s: 6},
 		{name: "granitemoe", expertDP: 1, ep: 2, tp: 2, cp: 1, rows: 2, s: 6, recompute: RecomputeLayers},
 		{name: "granitemoe", expertDP: 2, ep: 1, tp: 2, cp: 1, rows: 1, s: 8, documents: []int{5, 1, 3}},
+		{name: "gpt_oss", expertDP: 1, ep: 2, tp: 2, cp: 1, rows: 2, s: 6},
+		{name: "gpt_oss wide", expertDP: 2, ep: 1, tp: 2, cp: 2, rows: 2, s: 8, documents: []int{5, 1, 3},
+			recompute: RecomputeLayers},
 		{name: "dense layers", expertDP: 1, ep: 2, tp: 2, cp: 1, rows: 2, s: 6, recompute: RecomputeExperts},
 		{name: "nano", expertDP: 1, ep: 2, tp: 2, cp: 1, rows: 2, s: 6},
 		{name: "gqa", expertDP: 2, ep: 1, tp: 2, cp: 1, rows: 2, s: 8, documents: []int{5, 1, 3}},

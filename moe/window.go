@@ -17,6 +17,7 @@ const (
 	allLayers              // all layers, if the model has windows
 	lastLayers             // all but the first MaxWindowLayers, if the model has windows
 	threeOfFour            // always all but every fourth, from the fourth on
+	everySecond            // always every second, from the first on
 )
 
 // The types of layers in layer_types and rope_parameters.
@@ -29,7 +30,8 @@ const (
 // means all.
 func (c Config) window(layer int) int {
 	switch kind := c.family().windows; {
-	case kind == noWindows, kind == lastLayers && layer < c.MaxWindowLayers, kind == threeOfFour && layer%4 == 3:
+	case kind == noWindows, kind == lastLayers && layer < c.MaxWindowLayers, kind == threeOfFour && layer%4 == 3,
+		kind == everySecond && layer%2 == 1:
 		return 0
 	}
 	return c.SlidingWindow
@@ -43,7 +45,7 @@ func (c Config) validateWindows(bad func(field, format string, args ...any) erro
 		return bad("sliding_window", "is %d; it must be between 1 and %d, or 0 for none", n, 1<<30)
 	case n > 0 && kind == noWindows:
 		return bad("sliding_window", "is %d; it must be 0, because a %s model has no windows", n, c.Architecture)
-	case n == 0 && kind == threeOfFour:
+	case n == 0 && (kind == threeOfFour || kind == everySecond):
 		return bad("sliding_window", "is 0; it must be above 0, because a %s model has windows", c.Architecture)
 	}
 	switch n := c.MaxWindowLayers; {

@@ -18,7 +18,7 @@ REQUIRED = {
     "dots1": {"num_experts_per_tok": 6, "n_routed_experts": 128, "n_shared_experts": 2},
 }
 FAMILIES = "olmoe", "olmo", "llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "mixtral", "olmo2", "olmo3", "flex_olmo"
-FAMILIES += "deepseek_v2", "deepseek_v3", "qwen2_moe", "dots1", "glm4_moe", "ernie4_5_moe", "granitemoe"
+FAMILIES += "deepseek_v2", "deepseek_v3", "qwen2_moe", "dots1", "glm4_moe", "ernie4_5_moe", "granitemoe", "gpt_oss"
 for family in FAMILIES:
     clips = family in ("olmoe", "olmo")
     padded = clips or family in ("olmo2", "olmo3", "flex_olmo", "ernie4_5_moe")  # has a pad_token_id by default

@@ -21,7 +21,7 @@ import json, os, shutil, sys
 import numpy as np, torch, transformers, safetensors
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM, MixtralConfig, MixtralForCausalLM
-from transformers import GraniteMoeConfig, GraniteMoeForCausalLM
+from transformers import GptOssConfig, GptOssForCausalLM, GraniteMoeConfig, GraniteMoeForCausalLM
 from transformers import OlmoConfig, OlmoeConfig, OlmoeForCausalLM, OlmoForCausalLM
 from transformers.models.olmoe.modeling_olmoe import load_balancing_loss_func
 
@@ -67,11 +67,13 @@ def formula(name, shape):
     Matrices are in [-0.2, 0.2) and norms around 1. Routers are wider, so that choices are clear.
     """
     u = uniform(name, int(np.prod(shape)))
-    if len(shape) == 1:
+    if name.endswith(("gate_proj.bias", "up_proj.bias")):  # some gates and ups of gpt_oss are clamped
+        v = np.float32(32) * ((np.float32(1) + np.float32(0.5) * u) - np.float32(1))
+    elif len(shape) == 1:
         v = np.float32(1) + np.float32(0.5) * u
     elif name.endswith("e_score_correction_bias"):
         v = np.float32(0.5) * u
-    elif name.endswith(".gate.weight"):
+    elif name.endswith((".gate.weight", ".router.weight")):
         v = np.float32(1.0) * u
     else:
         v = np.float32(0.4) * u
@@ -82,7 +84,9 @@ def views(model):
     """Maps the per-expert names in files to (parameter, index) of the model in memory."""
     out = {}
     for name, p in model.named_parameters():
-        if name.endswith("experts.gate_up_proj"):
+        if model.config.model_type == "gpt_oss" and ".experts." in name:
+            out |= transposed(name, p)
+        elif name.endswith("experts.gate_up_proj"):
             i = p.shape[1] // 2
             for e in range(p.shape[0]):
                 out[name.replace("gate_up_proj", f"{e}.gate_proj.weight")] = (p, (e, slice(0, i)))
@@ -99,6 +103,30 @@ def views(model):
     return out
 
 
+def transposed(name, p):
+    """Returns the views of a parameter of the experts of gpt_oss, which is [in, out].
+
+    Columns of gate and up alternate.
+    """
+    prefix, last = name.rsplit(".", 1)
+    kind = "bias" if last.endswith("_bias") else "weight"
+    parts = {"gate_proj": slice(0, None, 2), "up_proj": slice(1, None, 2)}
+    if last.startswith("down"):
+        parts = {"down_proj": slice(None)}
+    views = {}
+    for e in range(p.shape[0]):
+        for part, columns in parts.items():
+            views[f"{prefix}.{e}.{part}.{kind}"] = (p, (e, columns) if kind == "bias" else (e, ..., columns, "T"))
+    return views
+
+
+def select(tensor, index):
+    """Returns a view of a tensor; the index of a transposed view ends with "T"."""
+    if index and isinstance(index[-1], str):
+        return tensor[index[:-1]].T
+    return tensor[index]
+
+
 def mixtral(name):
     """Returns the name in Mixtral's files."""
     name = name.replace(".mlp.", ".block_sparse_moe.")
@@ -110,7 +138,7 @@ def mixtral(name):
 def fill(model):
     with torch.no_grad():
         for name, (p, index) in views(model).items():
-            p[index] = formula(name, tuple(p[index].shape))
+            select(p, index).copy_(formula(name, tuple(select(p, index).shape)))
         for name, bias in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
                 bias.copy_(torch.from_numpy(np.float32(0.5) * uniform(name, bias.numel())))
@@ -175,7 +203,7 @@ def case(file, family, **fields):
         loss.backward()
         for name, (p, index) in views(model).items():
             if p.requires_grad:
-                out[f"{aux} {name}"] = summary(name, p.grad[index])
+                out[f"{aux} {name}"] = summary(name, select(p.grad, index))
 
     run("none", 0)
     if moe:
@@ -242,7 +270,7 @@ def directory(name, config, cls, write):
     model = cls(config).eval()
     with torch.no_grad():
         for p in model.parameters():
-            if p.dim() == 1:
+            if p.dim() == 1 or not p.any():  # biases of experts start at 0
                 p.add_(0.2 * torch.randn_like(p))
             else:
                 p.mul_(8)
@@ -446,6 +474,18 @@ def main():
         logits_scaling=4.0,
         tie_word_embeddings=True,
     )
+    case(
+        "gpt-oss",
+        "gpt_oss",
+        **base,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        num_key_value_heads=2,
+        head_dim=24,
+        sliding_window=24,
+        max_position_embeddings=128,
+        rope_parameters=yarn | dict(truncate=False),
+    )
     case("olmo2", "olmo2", **base, **other, pad_token_id=1, num_key_value_heads=2)
     renormalised = dict(norm_topk_prob=True, num_key_value_heads=2, pad_token_id=None)
     case("flex-olmo", "flex_olmo", **base, **moe, **other, **renormalised)
@@ -501,6 +541,13 @@ def main():
         "hf-granitemoe",
         GraniteMoeConfig(**small, **smallmixtral, **smallgranite, logits_scaling=6.0),
         GraniteMoeForCausalLM,
+        lambda m, d: m.save_pretrained(d, max_shard_size="12KB"),
+    )
+    smallgpt = dict(num_local_experts=4, num_key_value_heads=1, head_dim=8, sliding_window=8)
+    directory(
+        "hf-gpt-oss",
+        GptOssConfig(**small, **smallgpt),
+        GptOssForCausalLM,
         lambda m, d: m.save_pretrained(d, max_shard_size="12KB"),
     )
     directory(

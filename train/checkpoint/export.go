@@ -105,6 +105,11 @@ func (c *Checkpoint) trainingState(config moe.Config) (s *foreign.State, close f
 		return nil, nil, fmt.Errorf("%s: optimizer.name is %s; only the state of %s can be exported; export the "+
 			"model: mula export without --to", c.Dir, name, optimizer.AdamW)
 	}
+	if config.Architecture == moe.GPTOSS {
+		return nil, nil, fmt.Errorf("%s: the parameters of a %s model have the matrices of experts transposed, which "+
+			"mula does not write for other frameworks; export the model: mula export without --to", c.Dir,
+			config.Architecture)
+	}
 	tensors := config.Tensors()
 	for _, t := range tensors {
 		if !moe.Trained(t.Name) {

@@ -160,12 +160,17 @@ func TensorGroup(name string) string {
 		return normsGroup
 	case strings.Contains(name, ".self_attn."):
 		return attentionGroup
-	case strings.HasSuffix(name, "gate.weight"): // also of shared experts
+	case isRouter(name):
 		return routerGroup
 	case strings.Contains(name, ".experts."):
 		return expertsGroup
 	}
 	return feedForwardGroup
+}
+
+// isRouter reports whether a tensor belongs to a router, or is the gate of shared experts.
+func isRouter(name string) bool {
+	return strings.HasSuffix(name, "gate.weight") || strings.Contains(name, ".mlp.router.")
 }
 
 // UpdateRatios returns the relative sizes of a measured update, by group of tensors.

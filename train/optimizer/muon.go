@@ -136,7 +136,7 @@ func newMuonScratch(o *Optimizer, matrices []matrix) (*muonScratch, error) {
 // orthogonalized reports whether a parameter is a matrix of a layer, except for routers and for
 // gates of shared experts, whose matrix has one row.
 func orthogonalized(name string, shape []int) bool {
-	return len(shape) == 2 && strings.HasPrefix(name, "model.layers.") && !strings.HasSuffix(name, "gate.weight")
+	return len(shape) == 2 && strings.HasPrefix(name, "model.layers.") && !isRouter(name)
 }
 
 func (r *muon) update(s GroupSetting) xpu.Update { return r.rest.update(s) }
