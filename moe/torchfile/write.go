@@ -49,13 +49,14 @@ func WriteFile(path string, root pickle.Value) error {
 		return err
 	}
 	defer f.Abort()
-	if err := write(f, root); err != nil {
+	if err := Write(f, root); err != nil {
 		return err
 	}
 	return f.Publish()
 }
 
-func write(w io.Writer, root pickle.Value) error {
+// Write writes the bytes of [WriteFile] to w, which may have other bytes before them.
+func Write(w io.Writer, root pickle.Value) error {
 	var tensors []*Contents
 	data, err := pickle.Write(root, func(v pickle.Value) (pickle.Value, error) {
 		c, ok := v.(*Contents)
