@@ -18,7 +18,7 @@ import (
 func exportCommand() *cli.Command {
 	return &cli.Command{
 		Name:  "export",
-		Usage: "write a model as a Hugging Face folder, or a training state as a checkpoint of DeepSpeed",
+		Usage: "write a model as a Hugging Face folder, or a training state for DeepSpeed or Megatron core",
 		Description: "The folder has config.json, generation_config.json, the weights in safetensors files (with an " +
 			"index\n" +
 			"if there are several), and the tokenizer with the files that AutoTokenizer needs. The folder appears\n" +
@@ -31,8 +31,11 @@ func exportCommand() *cli.Command {
 			"--to deepspeed writes a universal checkpoint instead, with float32 weights, AdamW's moments and the\n" +
 			"number of updates of a run's checkpoint. DeepSpeed continues from it with any number of ranks:\n" +
 			"set checkpoint.load_universal in its configuration, and load the folder with load_checkpoint.\n\n" +
+			"--to megatron writes the same state as a distributed checkpoint of Megatron core (torch_dist), which\n" +
+			"Megatron-LM loads with --use-distributed-optimizer and any number of ranks.\n\n" +
 			"Example: mula export --model runs/base --output base-hf --dtype bf16\n" +
-			"         mula export --model runs/base --output base-ds --to deepspeed",
+			"         mula export --model runs/base --output base-ds --to deepspeed\n" +
+			"         mula export --model runs/base --output base-megatron --to megatron",
 		Flags: []cli.Flag{
 			modelFlag,
 			&cli.StringFlag{Name: "output", Aliases: []string{"o"},
@@ -44,6 +47,8 @@ func exportCommand() *cli.Command {
 			shardSizeFlag,
 			&cli.BoolFlag{Name: "separate-experts", Usage: "with --to deepspeed, write parameters of experts as " +
 				"transformers 4 names them (transformers 5 has one parameter for all experts of a layer)"},
+			&cli.BoolFlag{Name: "expert-parallel", Usage: "with --to megatron, write the checkpoint for ranks with " +
+				"different experts (expert_model_parallel_size above 1)"},
 			jsonFlag,
 		},
 		Action: runExport,
@@ -58,7 +63,8 @@ var weightTypes = choices[safetensors.DType]{{"fp32", safetensors.F32}, {"bf16",
 	{"fp16", safetensors.F16}}
 
 // exportForms are the forms of an export by their names in flags. The first has no training state.
-var exportForms = choices[checkpoint.Framework]{{"huggingface", ""}, {"deepspeed", checkpoint.DeepSpeed}}
+var exportForms = choices[checkpoint.Framework]{{"huggingface", ""}, {"deepspeed", checkpoint.DeepSpeed},
+	{"megatron", checkpoint.Megatron}}
 
 func runExport(c *cli.Context) error {
 	options, err := convertOptions(c)
@@ -70,6 +76,9 @@ func runExport(c *cli.Context) error {
 	}
 	if c.Bool("separate-experts") && c.String("to") != string(checkpoint.DeepSpeed) {
 		return usagef("--separate-experts needs --to %s", checkpoint.DeepSpeed)
+	}
+	if c.Bool("expert-parallel") && c.String("to") != string(checkpoint.Megatron) {
+		return usagef("--expert-parallel needs --to %s", checkpoint.Megatron)
 	}
 	to := exportForms.value(c.String("to"))
 	if to != "" {
@@ -103,7 +112,8 @@ func exportState(c *cli.Context, dir checkpoint.ModelDir, to checkpoint.Framewor
 	p := newProgress(c.App.ErrWriter)
 	defer p.end()
 	done, err := dir.Export(c.Context, c.String("output"), checkpoint.ExportOptions{Framework: to,
-		SeparateExperts: c.Bool("separate-experts"), Progress: weightsProgress(p)})
+		SeparateExperts: c.Bool("separate-experts"), ExpertParallel: c.Bool("expert-parallel"),
+		Progress: weightsProgress(p)})
 	if err != nil {
 		return err
 	}

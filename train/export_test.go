@@ -15,6 +15,10 @@ import (
 	"mula/train/checkpoint/checkpointtest"
 )
 
+// tied is a dense model with tied embeddings, of a family that every framework has.
+const tied = "model: {preset: mula-nano, model_type: qwen3, num_experts: 0, num_experts_per_tok: 0, head_dim: 8, " +
+	"num_key_value_heads: 2, tie_word_embeddings: true}\n"
+
 // export exports the checkpoint at path into a new folder.
 func export(t *testing.T, path string, o checkpoint.ExportOptions) (string, error) {
 	t.Helper()
@@ -33,6 +37,8 @@ func TestExport(t *testing.T) {
 	t.Parallel()
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	const moe = "model: {preset: mula-nano}\n"
+	const mixed = "model: {preset: mula-nano, model_type: qwen2_moe, num_hidden_layers: 3, num_key_value_heads: 2, " +
+		"shared_expert_intermediate_size: 24, dense_layers: '1', dense_intermediate_size: 40}\n"
 	for name, test := range map[string]struct {
 		settings, layout string
 		options          checkpoint.ExportOptions
@@ -40,6 +46,9 @@ func TestExport(t *testing.T) {
 		"deepspeed": {moe, "", checkpoint.ExportOptions{Framework: checkpoint.DeepSpeed}},
 		"deepspeed, masters of ranks": {moe + "precision: bf16_mixed\n", "layout: {expert_dp: 2, ep: 2}\n",
 			checkpoint.ExportOptions{Framework: checkpoint.DeepSpeed, SeparateExperts: true}},
+		"megatron": {tied, "", checkpoint.ExportOptions{Framework: checkpoint.Megatron}},
+		"megatron, dense layers and masters of ranks": {mixed + "precision: bf16_mixed\n",
+			"layout: {expert_dp: 2, ep: 2}\n", checkpoint.ExportOptions{Framework: checkpoint.Megatron}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -75,15 +84,48 @@ func TestExport(t *testing.T) {
 	}
 }
 
+// The export to Megatron core has a note about a parameter group that Megatron core does not have.
+func TestExportGroups(t *testing.T) {
+	t.Parallel()
+	plan := makePlan(t, t.TempDir(), "plan.json", "")
+	for groups, want := range map[string]string{
+		"": "input_layernorm.weight has weight decay 0.1 and a factor of 1 on the learning rate in the run, and 0 and",
+		", groups: [{match: [norms], weight_decay: 0}]":                                          "",
+		", groups: [{match: [norms], weight_decay: 0}, {match: [head], learning_rate_scale: 2}]": "factor of 2",
+	} {
+		settings := strings.Replace(tied, "tie_word_embeddings: true", "tie_word_embeddings: false", 1) +
+			"optimizer: {weight_decay: 0.1" + groups + "}\nsteps: 3\n"
+		run := mustRun(t, testConfig(t, plan, settings), stopAfter(0))
+		model, _, err := checkpoint.FindModel(t.Context(), run.Checkpoint)
+		if err != nil {
+			t.Fatal(err)
+		}
+		done, err := model.Export(t.Context(), filepath.Join(t.TempDir(), "exported"),
+			checkpoint.ExportOptions{Framework: checkpoint.Megatron})
+		if err != nil {
+			t.Fatal(err)
+		}
+		notes := strings.Join(done.Notes, "\n")
+		if strings.Contains(notes, "has weight decay") != (want != "") || !strings.Contains(notes, want) {
+			t.Errorf("%s: notes %q, want %q", groups, done.Notes, want)
+		}
+	}
+}
+
 func TestExportRefuses(t *testing.T) {
 	t.Parallel()
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
-	for want, settings := range map[string]string{
-		"optimizer.name is lion; only the state of adamw can be exported": "optimizer: {name: lion}\nsteps: 3\n",
-		"e_score_correction_bias is updated without an optimizer":         deepSeek,
+	for want, test := range map[string]struct {
+		settings  string
+		framework checkpoint.Framework
+	}{
+		"optimizer.name is lion; only the state of adamw can be exported": {"optimizer: {name: lion}\nsteps: 3\n",
+			checkpoint.DeepSpeed},
+		"e_score_correction_bias is updated without an optimizer": {deepSeek, checkpoint.DeepSpeed},
+		"config.json has model_type olmoe":                        {"steps: 3\n", checkpoint.Megatron},
 	} {
-		run := mustRun(t, testConfig(t, plan, settings), stopAfter(0))
-		output, err := export(t, run.Checkpoint, checkpoint.ExportOptions{Framework: checkpoint.DeepSpeed})
+		run := mustRun(t, testConfig(t, plan, test.settings), stopAfter(0))
+		output, err := export(t, run.Checkpoint, checkpoint.ExportOptions{Framework: test.framework})
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
 		}
@@ -101,7 +143,15 @@ func TestExportRefuses(t *testing.T) {
 // After a failed operation, such as a write to a full disk, nothing is left.
 func TestExportFaults(t *testing.T) {
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
-	run := mustRun(t, testConfig(t, plan, "steps: 1\nschedule: {warmup_steps: 0}\n"), Options{})
+	settings := tied + "steps: 1\nschedule: {warmup_steps: 0}\n"
+	run := mustRun(t, testConfig(t, plan, settings), Options{})
+	checkExportFaults(t, run.Checkpoint, checkpoint.DeepSpeed, 100)
+	checkExportFaults(t, run.Checkpoint, checkpoint.Megatron, 20)
+}
+
+// checkExportFaults makes some of the operations of an export fail, which has at least least.
+func checkExportFaults(t *testing.T, saved string, framework checkpoint.Framework, least int) {
+	t.Helper()
 	defer func() { atomicfile.Fault = nil }()
 	for k := 1; ; k += 1 + k/2 {
 		n := 0
@@ -111,10 +161,10 @@ func TestExportFaults(t *testing.T) {
 			}
 			return nil
 		}
-		output, err := export(t, run.Checkpoint, checkpoint.ExportOptions{Framework: checkpoint.DeepSpeed})
+		output, err := export(t, saved, checkpoint.ExportOptions{Framework: framework})
 		atomicfile.Fault = nil
 		if n < k {
-			if err != nil || k < 100 {
+			if err != nil || n < least {
 				t.Errorf("%d operations, %v", n, err)
 			}
 			return

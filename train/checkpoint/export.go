@@ -15,6 +15,7 @@ import (
 	"mula/moe/safetensors"
 	"mula/train/foreign"
 	"mula/train/foreign/deepspeed"
+	"mula/train/foreign/megatron"
 	"mula/train/optimizer"
 )
 
@@ -24,6 +25,7 @@ type Framework string
 // The frameworks.
 const (
 	DeepSpeed Framework = "deepspeed" // a universal checkpoint
+	Megatron  Framework = "megatron"  // a distributed checkpoint of Megatron core, torch_dist
 )
 
 // ExportOptions are the options of [ModelDir.Export].
@@ -32,6 +34,7 @@ type ExportOptions struct {
 	// DeepSpeed's model is of transformers 4, which has a parameter for each matrix of an expert.
 	// Transformers 5 has a parameter for a matrix of all experts of a layer.
 	SeparateExperts bool
+	ExpertParallel  bool // Megatron's ranks have different experts; see [megatron.WriteOptions]
 	// called after every chunk with the number of weights and moments; may be nil
 	Progress func(done, total int64)
 }
@@ -73,6 +76,21 @@ func (m ModelDir) Export(ctx context.Context, output string, o ExportOptions) (E
 	saved := m.Checkpoint.State
 	result := Exported{Checkpoint: m.Checkpoint.Dir, Output: output, Step: saved.Step, Updates: saved.Updates,
 		Samples: saved.Cursor.Position, Notes: inspected.Notes, Form: "DeepSpeed universal checkpoint"}
+	var recipe megatron.Recipe
+	if o.Framework == Megatron {
+		result.Form = "Megatron core torch_dist"
+		recipe, err = m.Checkpoint.recipe()
+		if err == nil {
+			var note string
+			note, err = m.Checkpoint.otherGroups(recipe, inspected.Config)
+			if note != "" {
+				result.Notes = append(result.Notes, note)
+			}
+		}
+		if err != nil {
+			return result, err
+		}
+	}
 	err = newDirectory(output, func(dir string) error {
 		if err := m.writeCompanions(moe.In(dir), inspected.Config, tokenizer); err != nil {
 			return err
@@ -84,6 +102,10 @@ func (m ModelDir) Export(ctx context.Context, output string, o ExportOptions) (E
 		if err != nil {
 			return err
 		}
+		if o.Framework == Megatron {
+			return megatron.Write(ctx, dir, state, inspected.Config, megatron.WriteOptions{Recipe: recipe,
+				ExpertParallel: o.ExpertParallel, Progress: o.Progress})
+		}
 		if !o.SeparateExperts {
 			state = state.Fused(inspected.Config)
 		}
@@ -93,7 +115,11 @@ func (m ModelDir) Export(ctx context.Context, output string, o ExportOptions) (E
 		return result, fmt.Errorf("writing %s: %w", output, err)
 	}
 	if state.Settings != "" {
-		result.Notes = append(result.Notes, "the run has "+state.Settings+"; the framework's configuration decides")
+		decides := "the framework's configuration decides"
+		if o.Framework == Megatron {
+			decides = "the checkpoint has betas, eps and the schedule, and Megatron's arguments decide the rest"
+		}
+		result.Notes = append(result.Notes, "the run has "+state.Settings+"; "+decides)
 	}
 	return result, nil
 }
@@ -143,6 +169,68 @@ func (c *Checkpoint) setting(name string) string {
 		return ""
 	}
 	return fmt.Sprint(v)
+}
+
+// recipe returns the settings of the run's next updates.
+func (c *Checkpoint) recipe() (megatron.Recipe, error) {
+	var r megatron.Recipe
+	var betas []float64
+	schedule := optimizer.ScheduleConfig{}
+	for _, field := range []struct {
+		name     string
+		value    any
+		optional bool
+	}{
+		{"batch_size", &r.BatchSize, false},
+		{"optimizer.betas", &betas, false},
+		{"optimizer.eps", &r.Epsilon, false},
+		{"optimizer.weight_decay", &r.WeightDecay, false},
+		{"schedule.name", &schedule.Name, false},
+		{"schedule.learning_rate", &schedule.LearningRate, false},
+		{"schedule.min_learning_rate", &schedule.MinLearningRate, true},
+		{"schedule.warmup_steps", &schedule.WarmupSteps, false},
+		{"schedule.warmup_from", &schedule.WarmupFrom, true},
+		{"schedule.decay_steps", &schedule.DecaySteps, true},
+		{"schedule.cooldown_steps", &schedule.CooldownSteps, true},
+		{"schedule.cooldown", &schedule.Cooldown, true},
+	} {
+		text, ok := c.State.Config[field.name]
+		if !ok && field.optional {
+			continue
+		}
+		if err := json.Unmarshal([]byte(text), field.value); err != nil {
+			return r, fmt.Errorf("%s: %s has no valid %s: %w", c.Dir, stateFile, field.name, err)
+		}
+	}
+	if len(betas) != 2 || schedule.WarmupSteps == nil {
+		return r, fmt.Errorf("%s: %s has no valid optimizer.betas or schedule.warmup_steps", c.Dir, stateFile)
+	}
+	r.Betas, r.Schedule = [2]float64(betas), schedule.Schedule()
+	return r, nil
+}
+
+// otherGroups returns a note about a parameter whose settings in the run are not Megatron core's,
+// or "". Megatron core applies no weight decay to tensors with one axis.
+func (c *Checkpoint) otherGroups(r megatron.Recipe, config moe.Config) (string, error) {
+	o := optimizer.Config{WeightDecay: &r.WeightDecay}
+	if text, ok := c.State.Config["optimizer.groups"]; ok {
+		if err := json.Unmarshal([]byte(text), &o.Groups); err != nil {
+			return "", fmt.Errorf("%s: %s has no valid optimizer.groups: %w", c.Dir, stateFile, err)
+		}
+	}
+	settings := o.Settings()
+	for _, t := range config.Tensors() {
+		got, want := settings[o.GroupOf(t.Name, t.Shape)], settings[0]
+		if len(t.Shape) == 1 {
+			want.WeightDecay = 0
+		}
+		if got != want {
+			return fmt.Sprintf("%s has weight decay %v and a factor of %v on the learning rate in the run, and %v and "+
+				"%v in Megatron core, which applies no weight decay to norms and biases", t.Name, got.WeightDecay,
+				got.RateScale, want.WeightDecay, want.RateScale), nil
+		}
+	}
+	return "", nil
 }
 
 // settings describes the run's optimizer.

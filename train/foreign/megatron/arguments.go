@@ -8,14 +8,15 @@ import (
 	"mula/moe/torchfile"
 )
 
-// checkArguments compares the arguments of Megatron-LM's run with the configuration. Arguments that
-// the checkpoint does not have are not compared.
-func (m *model) checkArguments(args *pickle.Object) error {
-	c := m.config
-	group := c.KVHeads
-	if v, _ := args.Attribute("group_query_attention"); v == false {
-		group = c.Heads
-	}
+// An argument is an argument of Megatron-LM's run that a configuration determines.
+type argument struct {
+	name  string
+	want  any // int64, float64, bool or string; nil: a checkpoint may have any value
+	field string
+}
+
+// arguments returns the arguments of a model of configuration c.
+func arguments(c moe.Config) []argument {
 	var factor any
 	if c.RopeScaling.Type == "llama3" {
 		factor = c.RopeScaling.Factor
@@ -24,11 +25,7 @@ func (m *model) checkArguments(args *pickle.Object) error {
 	if c.Experts == 0 {
 		topk, experts = nil, nil
 	}
-	for _, a := range []struct {
-		name  string
-		want  any // int64, float64, bool or string; nil: not compared
-		field string
-	}{
+	return []argument{
 		{"num_layers", int64(c.Layers), "num_hidden_layers"},
 		{"hidden_size", int64(c.HiddenSize), "hidden_size"},
 		{"num_attention_heads", int64(c.Heads), "num_attention_heads"},
@@ -47,7 +44,18 @@ func (m *model) checkArguments(args *pickle.Object) error {
 		{"rope_scaling_factor", factor, "rope_scaling.factor"},
 		{"num_experts", experts, "num_experts"},
 		{"moe_router_topk", topk, "num_experts_per_tok"},
-	} {
+	}
+}
+
+// checkArguments compares the arguments of Megatron-LM's run with the configuration. Arguments that
+// the checkpoint does not have are not compared.
+func (m *model) checkArguments(args *pickle.Object) error {
+	c := m.config
+	group := c.KVHeads
+	if v, _ := args.Attribute("group_query_attention"); v == false {
+		group = c.Heads
+	}
+	for _, a := range arguments(c) {
 		v, ok := args.Attribute(a.name)
 		if !ok || v == nil || a.want == nil {
 			continue

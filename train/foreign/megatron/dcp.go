@@ -18,18 +18,21 @@ import (
 const (
 	metadataModule = "torch.distributed.checkpoint.metadata."
 
-	metadataClass    pickle.Global = metadataModule + "Metadata"
-	indexClass       pickle.Global = metadataModule + "MetadataIndex"
-	tensorClass      pickle.Global = metadataModule + "TensorStorageMetadata"
-	bytesClass       pickle.Global = metadataModule + "BytesStorageMetadata"
-	chunkClass       pickle.Global = metadataModule + "ChunkStorageMetadata"
-	storageInfoClass pickle.Global = "torch.distributed.checkpoint.filesystem._StorageInfo"
-	sizeClass        pickle.Global = "torch.Size"
+	metadataClass     pickle.Global = metadataModule + "Metadata"
+	indexClass        pickle.Global = metadataModule + "MetadataIndex"
+	tensorClass       pickle.Global = metadataModule + "TensorStorageMetadata"
+	bytesClass        pickle.Global = metadataModule + "BytesStorageMetadata"
+	chunkClass        pickle.Global = metadataModule + "ChunkStorageMetadata"
+	propertiesClass   pickle.Global = metadataModule + "TensorProperties"
+	memoryFormatClass pickle.Global = metadataModule + "_MEM_FORMAT_ENCODING"
+	layoutFunction    pickle.Global = "torch.serialization._get_layout"
+	storageInfoClass  pickle.Global = "torch.distributed.checkpoint.filesystem._StorageInfo"
+	sizeClass         pickle.Global = "torch.Size"
 )
 
 var metadataClasses = map[pickle.Global]bool{metadataClass: true, indexClass: true, tensorClass: true,
 	bytesClass: true, chunkClass: true, storageInfoClass: true, sizeClass: true,
-	metadataModule + "TensorProperties": true, metadataModule + "_MEM_FORMAT_ENCODING": true,
+	propertiesClass: true, memoryFormatClass: true, layoutFunction: true,
 	metadataModule + "StorageMeta":                                    true,
 	"torch.distributed.checkpoint.filesystem._StoragePrefix":          true,
 	"torch.distributed.checkpoint.planner.SavePlan":                   true,
@@ -37,7 +40,6 @@ var metadataClasses = map[pickle.Global]bool{metadataClass: true, indexClass: tr
 	"torch.distributed.checkpoint.planner.WriteItemType":              true,
 	"torch.distributed.checkpoint.planner.TensorWriteData":            true,
 	"torch.distributed.checkpoint.planner.BytesIOWriteData":           true,
-	"torch.serialization._get_layout":                                 true,
 	"megatron.core.dist_checkpointing.strategies.torch.MCoreSavePlan": true, "pathlib.PosixPath": true,
 }
 

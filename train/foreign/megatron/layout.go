@@ -17,6 +17,14 @@ import (
 var families = []moe.Architecture{moe.Llama, moe.Mistral, moe.Mixtral, moe.Qwen2, moe.Qwen3, moe.Qwen2MoE,
 	moe.Qwen3MoE}
 
+func checkFamily(c moe.Config) error {
+	if !slices.Contains(families, c.Architecture) {
+		return fmt.Errorf("config.json has model_type %s; checkpoints of Megatron core are supported for %v",
+			c.Architecture, families)
+	}
+	return nil
+}
+
 // stateNames are the names of the kinds of values of an optimizer's state. The first is of
 // DistributedOptimizer, the second of Float16OptimizerWithFloat16Params.
 var stateNames = map[foreign.Kind][]string{foreign.Weights: {"param", "fp32_param"}, foreign.ExpAvg: {"exp_avg"},
@@ -27,8 +35,9 @@ var stateNames = map[foreign.Kind][]string{foreign.Weights: {"param", "fp32_para
 type location struct {
 	// names of the tensor inside a layer, or of the model; the first that a checkpoint has counts
 	names  []string
-	layer  int // -1: not in a layer
-	expert int // -1: not of an expert
+	every  bool // a written checkpoint has all names, because Megatron's kinds of layers differ
+	layer  int  // -1: not in a layer
+	expert int  // -1: not of an expert
 
 	block, stride, offset int
 	rows                  int // of the matrix
@@ -84,7 +93,7 @@ func locate(c moe.Config, name string, shape []int) (location, error) {
 	case "post_attention_layernorm.weight":
 		l.names = networkNorm
 		if c.HasExperts(l.layer) {
-			l.names = []string{networkNorm[1], networkNorm[0]}
+			l.names, l.every = []string{networkNorm[1], networkNorm[0]}, true
 		}
 	case "self_attn.q_proj.weight", "self_attn.q_proj.bias":
 		part("self_attention.linear_qkv"+inner[len("self_attn.q_proj"):], shared, 0, shared+2*size)
@@ -165,12 +174,12 @@ type model struct {
 // parameters finds all tensors of the model. The error names tensors that the checkpoint does not
 // have, or that the model does not have.
 func (m *model) parameters() ([]foreign.Parameter, error) {
-	if !slices.Contains(families, m.config.Architecture) {
-		return nil, fmt.Errorf("%s: config.json has model_type %s; Megatron core checkpoints are read for %v", m.dir,
-			m.config.Architecture, families)
+	if err := checkFamily(m.config); err != nil {
+		return nil, fmt.Errorf("%s: %w", m.dir, err)
 	}
 	metadata := filepath.Join(m.dir, metadataFile)
 	m.used = map[string]bool{}
+	known := map[string]bool{}
 	var list []foreign.Parameter
 	var missing []string
 	for _, t := range m.config.Tensors() {
@@ -189,6 +198,9 @@ func (m *model) parameters() ([]foreign.Parameter, error) {
 			return nil, fmt.Errorf("%s: %w", metadata, err)
 		}
 		m.used[p.key] = true
+		for _, other := range places {
+			known[other.key] = known[other.key] || other.key == p.key || l.every
+		}
 		list = append(list, foreign.Parameter{Name: t.Name, Shape: t.Shape,
 			Read: func(kind foreign.Kind, dst []float32, first int64) error {
 				return m.read(l, p, t.Shape, kind, dst, first)
@@ -199,7 +211,7 @@ func (m *model) parameters() ([]foreign.Parameter, error) {
 	}
 	var unknown []string
 	for _, name := range slices.Sorted(maps.Keys(m.tensors)) {
-		if !m.used[name] && !strings.HasPrefix(name, "optimizer.") && !strings.HasPrefix(name, "rng_state") &&
+		if !known[name] && !strings.HasPrefix(name, "optimizer.") && !strings.HasPrefix(name, "rng_state") &&
 			!strings.Contains(name, "_extra_state") && !strings.HasPrefix(name, "rerun_state") {
 			unknown = append(unknown, name)
 		}

@@ -1,6 +1,6 @@
-// Package megatron reads distributed checkpoints of Megatron core: the format torch_dist of
-// megatron.core.dist_checkpointing, which is the format of torch.distributed.checkpoint with a file
-// common.pt.
+// Package megatron reads and writes distributed checkpoints of Megatron core: the format torch_dist
+// of megatron.core.dist_checkpointing, which is the format of torch.distributed.checkpoint with a
+// file common.pt.
 //
 // The definitions are megatron/core/dist_checkpointing, megatron/core/optimizer/optimizer.py and
 // distrib_optimizer.py of megatron-core 0.16.1. common.pt has the attributes of Megatron-LM's
