@@ -68,7 +68,10 @@ def batches_of(mula, work):
     return training.prepare(mula, work, BATCH, LENGTH)[1][:STEPS]
 
 
-def write_yaml(folder, model, groups="", more=""):
+CONSTANT = f"{{name: constant, learning_rate: {RATE}, warmup_steps: 0}}"
+
+
+def write_yaml(folder, model, groups="", more="", schedule=CONSTANT):
     """Writes the train.yaml of the run folder/run. groups are settings of the optimizer."""
     (folder / "train.yaml").write_text(
         f"""output: run
@@ -76,7 +79,7 @@ model: {model}
 batch_size: {BATCH}
 steps: {STEPS}
 optimizer: {{name: adamw, betas: {list(BETAS)}, eps: {EPS}, weight_decay: {DECAY}, clip: 1.0{groups}}}
-schedule: {{name: constant, learning_rate: {RATE}, warmup_steps: 0}}
+schedule: {schedule}
 aux_loss: {{form: none, coefficient: 0.0}}
 z_loss: {{coefficient: 0.0}}
 threads: 1
@@ -114,7 +117,7 @@ def compare_losses(mula, folder, theirs):
     return equal and sorted(ours) == list(range(SAVED, STEPS)), text
 
 
-def export_run(mula, folder, to, groups="", more="", flags=()):
+def export_run(mula, folder, to, groups="", more="", schedule=CONSTANT, flags=()):
     """Trains a run of mula from the weights of the framework's checkpoint in folder, and exports
     its checkpoint of step SAVED into folder/back/exported, in the form to. groups are settings of
     the optimizer, more are settings of the run, flags are of mula export. Returns the losses by
@@ -125,7 +128,8 @@ def export_run(mula, folder, to, groups="", more="", flags=()):
         training.run(mula, "import", "--from", folder, "--output", model)
     inspected = json.loads(training.run(mula, "import", "--from", model, "--json"))
     write_yaml(back, inspected["train_model"], groups,
-               f"plan: ../../plan.json\ninitialize_from: ../hf\ncheckpoint: {{every: {SAVED}, keep: 2}}\n{more}")
+               f"plan: ../../plan.json\ninitialize_from: ../hf\ncheckpoint: {{every: {SAVED}, keep: 2}}\n{more}",
+               schedule)
     training.run(mula, "train", "--config", back / "train.yaml")
     saved = back / "run" / "checkpoints" / f"step-{SAVED:08d}"
     training.run(mula, "export", "--model", saved, "--output", back / "exported", "--to", to, *flags)
