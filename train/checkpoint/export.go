@@ -174,38 +174,16 @@ func (c *Checkpoint) setting(name string) string {
 // recipe returns the settings of the run's next updates.
 func (c *Checkpoint) recipe() (megatron.Recipe, error) {
 	var r megatron.Recipe
-	var betas []float64
-	schedule := optimizer.ScheduleConfig{}
-	for _, field := range []struct {
-		name     string
-		value    any
-		optional bool
-	}{
-		{"batch_size", &r.BatchSize, false},
-		{"optimizer.betas", &betas, false},
-		{"optimizer.eps", &r.Epsilon, false},
-		{"optimizer.weight_decay", &r.WeightDecay, false},
-		{"schedule.name", &schedule.Name, false},
-		{"schedule.learning_rate", &schedule.LearningRate, false},
-		{"schedule.min_learning_rate", &schedule.MinLearningRate, true},
-		{"schedule.warmup_steps", &schedule.WarmupSteps, false},
-		{"schedule.warmup_from", &schedule.WarmupFrom, true},
-		{"schedule.decay_steps", &schedule.DecaySteps, true},
-		{"schedule.cooldown_steps", &schedule.CooldownSteps, true},
-		{"schedule.cooldown", &schedule.Cooldown, true},
-	} {
-		text, ok := c.State.Config[field.name]
-		if !ok && field.optional {
-			continue
-		}
-		if err := json.Unmarshal([]byte(text), field.value); err != nil {
-			return r, fmt.Errorf("%s: %s has no valid %s: %w", c.Dir, stateFile, field.name, err)
+	for name, value := range map[string]any{"batch_size": &r.BatchSize, "optimizer.betas": &r.Betas,
+		"optimizer.eps": &r.Epsilon, "optimizer.weight_decay": &r.WeightDecay} {
+		if err := json.Unmarshal([]byte(c.State.Config[name]), value); err != nil {
+			return r, fmt.Errorf("%s: %s has no valid %s: %w", c.Dir, stateFile, name, err)
 		}
 	}
-	if len(betas) != 2 || schedule.WarmupSteps == nil {
-		return r, fmt.Errorf("%s: %s has no valid optimizer.betas or schedule.warmup_steps", c.Dir, stateFile)
+	var ok bool
+	if r.Schedule, ok = scheduleOf(c.State.Config); !ok {
+		return r, fmt.Errorf("%s: %s has no valid schedule", c.Dir, stateFile)
 	}
-	r.Betas, r.Schedule = [2]float64(betas), schedule.Schedule()
 	return r, nil
 }
 
