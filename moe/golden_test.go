@@ -383,10 +383,11 @@ func gradientError(t testing.TB, m *Model, p *Parameter, want []float32) float64
 // Directories that transformers wrote: one file with the config.json of version 4, several files,
 // fused experts, bfloat16, float16 with a tied head, what version 4 itself wrote, Mixtral with its
 // names of tensors and with the names of version 5 in memory, Granite with fused experts in files,
-// and gpt-oss with transposed experts.
+// and gpt-oss with transposed experts, and with experts in MXFP4.
 func TestOpenHuggingFace(t *testing.T) {
 	for _, name := range []string{"hf-single", "hf-sharded", "hf-fused", "hf-olmo-bf16", "hf-olmo-tied-fp16",
-		"hf-v4-bf16", "hf-mixtral", "hf-mixtral-fused", "hf-granitemoe", "hf-gpt-oss"} {
+		"hf-v4-bf16", "hf-mixtral", "hf-mixtral-fused", "hf-granitemoe", "hf-gpt-oss",
+		"hf-gpt-oss-mxfp4"} {
 		t.Run(name, func(t *testing.T) {
 			dev := cpu.New(2, xpu.FP32)
 			defer dev.Close()

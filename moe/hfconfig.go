@@ -459,6 +459,9 @@ func (f *hfFields) config() (c Config) {
 	}
 	f.fixed("architectures", fmt.Sprintf(`[null, [%q]]`, family.class))
 	f.windows(&c)
+	if family.transposed {
+		f.quantization()
+	}
 	f.others(family)
 	return c
 }

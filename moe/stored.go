@@ -23,7 +23,9 @@ type Stored struct {
 	tensors []safetensors.Tensor // from Config.Tensors
 	sources []source             // of each tensor
 	types   []safetensors.DType
+	bytes   byteReader // files, if it reads tensors of bytes; otherwise nil
 	fused   bool
+	mxfp4   bool // experts are in MXFP4; see mxfp4.go
 	head    bool // the head is tied, but stored too
 }
 
@@ -40,6 +42,7 @@ type source struct {
 	tensor string
 	first  int64
 	placing
+	mxfp4 bool
 }
 
 // OpenStored opens the model of a Hugging Face directory and compares its tensor names and shapes
@@ -83,6 +86,7 @@ func openStored(fsys filesystem.FS, dir string, c Config) (*Stored, error) {
 // closes files, and so does an error.
 func NewStored(dir string, c Config, files TensorReader) (*Stored, error) {
 	s := &Stored{dir: dir, config: c, files: files}
+	s.bytes, _ = files.(byteReader)
 	if err := s.match(); err != nil {
 		files.Close()
 		return nil, err
@@ -97,6 +101,9 @@ func (s *Stored) match() error {
 	elements := int64(0)
 	for _, t := range stored {
 		elements += t.Elements()
+		if t.DType == safetensors.U8 { // each has two weights; see mxfp4.go
+			elements += t.Elements()
+		}
 	}
 	const most = 1 << 12 // up to this many tensors are listed without this check
 	if n := s.config.TotalParameters(); elements < n && int64(s.config.Layers)*int64(1+s.config.Experts) > most {
@@ -113,20 +120,38 @@ func (s *Stored) match() error {
 	bias := s.config.family().router.biasName()
 	inMemory := strings.NewReplacer(".mlp.gate."+strings.TrimPrefix(bias, "."), ".mlp"+bias)
 	var unexpected, wrong []string
+	packed := map[string]bool{} // the tensors in MXFP4
 	predictions := s.predictionLayers(stored)
 	for _, t := range stored {
 		if slices.ContainsFunc(predictions, func(p string) bool { return strings.HasPrefix(t.Name, p) }) {
 			continue
 		}
-		if !slices.Contains(s.types, t.DType) && !s.config.alwaysFloat32(t.Name) {
-			s.types = append(s.types, t.DType)
+		fused, want := s.config.unfuse(t)
+		if want == nil && s.bytes != nil {
+			if fused, want = s.config.unfuseMXFP4(t); want != nil {
+				packed[t.Name] = true
+			}
+		}
+		mxfp4, dtype := packed[t.Name], t.DType
+		if mxfp4 {
+			s.mxfp4, dtype = true, safetensors.BF16
+		}
+		if !slices.Contains(s.types, dtype) && !s.config.alwaysFloat32(t.Name) {
+			s.types = append(s.types, dtype)
 		}
 		// transformers 5 holds the router of most families as mlp.gate, with its correction biases
 		pieces := []piece{{name: s.config.routerName(inMemory.Replace(t.Name)), shape: t.Shape}}
-		if fused, want := s.config.unfuse(t); want != nil {
+		if want != nil {
 			s.fused = true
-			if !slices.Equal(t.Shape, want) {
-				wrong = append(wrong, fmt.Sprintf("%s (shape %v, want %v)", t.Name, t.Shape, want))
+			problem := ""
+			switch {
+			case !slices.Equal(t.Shape, want):
+				problem = fmt.Sprintf("%s (shape %v, want %v)", t.Name, t.Shape, want)
+			case mxfp4 && t.DType != safetensors.U8:
+				problem = fmt.Sprintf("%s (elements of type %s; MXFP4 has U8)", t.Name, t.DType)
+			}
+			if problem != "" {
+				wrong = append(wrong, problem)
 				for _, piece := range fused { // they are not missing
 					if i, known := number[piece.name]; known && s.sources[i].tensor == "" {
 						s.sources[i].tensor = t.Name
@@ -151,18 +176,18 @@ func (s *Stored) match() error {
 			case !slices.Equal(piece.shape, s.tensors[i].Shape):
 				wrong = append(wrong, fmt.Sprintf("%s (shape %v, want %v)", t.Name, piece.shape, s.tensors[i].Shape))
 				s.sources[i].tensor = t.Name // it is not missing
-			case t.DType != safetensors.F32 && t.DType != safetensors.F16 && t.DType != safetensors.BF16:
+			case !mxfp4 && t.DType != safetensors.F32 && t.DType != safetensors.F16 && t.DType != safetensors.BF16:
 				wrong = append(wrong, fmt.Sprintf("%s (elements of type %s; only F32, F16 and BF16 are "+
 					"supported)", t.Name,
 					t.DType))
 				s.sources[i].tensor = t.Name
 			default:
-				s.sources[i] = source{t.Name, piece.first, piece.placing}
+				s.sources[i] = source{t.Name, piece.first, piece.placing, mxfp4}
 			}
 		}
 	}
 	slices.Sort(s.types)
-	var missing []string
+	missing := lackingMXFP4(packed)
 	for i, t := range s.tensors {
 		if s.sources[i].tensor == "" {
 			missing = append(missing, t.Name)
@@ -290,11 +315,14 @@ func (c Config) unfuse(t safetensors.Tensor) (pieces []piece, want []int) {
 func (s *Stored) Config() Config { return s.config }
 
 // Types lists the distinct element types of the weights, without the tensors that files of every
-// type have as float32; see [Config.StoredTensors].
+// type have as float32; see [Config.StoredTensors]. Experts in MXFP4 count as BF16.
 func (s *Stored) Types() []safetensors.DType { return s.types }
 
 // Fused reports whether the experts of a layer are stored as one tensor.
 func (s *Stored) Fused() bool { return s.fused }
+
+// MXFP4 reports whether the experts are stored in MXFP4.
+func (s *Stored) MXFP4() bool { return s.mxfp4 }
 
 // Close closes the files.
 func (s *Stored) Close() error { return s.files.Close() }
@@ -310,6 +338,9 @@ func (s *Stored) each(i int, buffer []float32, visit func([]float32) error) erro
 		head = make([]float32, min(pieceElements, len(buffer)))
 	}
 	n := t.Elements()
+	if from.mxfp4 {
+		return s.eachMXFP4(t, from, buffer[:min(int64(len(buffer)), n)], visit)
+	}
 	if from.line > 0 {
 		return s.eachPlaced(t, from, buffer, visit)
 	}

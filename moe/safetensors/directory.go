@@ -151,6 +151,15 @@ func (d *Directory) Float32(dst []float32, name string, first int64) error {
 	return f.Float32(dst, name, first)
 }
 
+// Bytes reads elements of a tensor like [File.Bytes].
+func (d *Directory) Bytes(dst []byte, name string, first int64) error {
+	f := d.where[name]
+	if f == nil {
+		return fmt.Errorf("no tensor is named %q", name)
+	}
+	return f.Bytes(dst, name, first)
+}
+
 // Close closes all files.
 func (d *Directory) Close() error {
 	var errs []error

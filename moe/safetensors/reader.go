@@ -207,16 +207,9 @@ func (f *File) Metadata() map[string]string { return f.metadata }
 
 // Float32 reads len(dst) elements of a tensor of type F32, F16 or BF16, starting at element first.
 func (f *File) Float32(dst []float32, name string, first int64) error {
-	t, ok := f.Tensor(name)
-	if !ok {
-		return fmt.Errorf("%s: no tensor is named %q", f.name, name)
-	}
-	if t.DType != F32 && t.DType != F16 && t.DType != BF16 {
-		return fmt.Errorf("%s: tensor %q has elements of type %s; only F32, F16 and BF16 are supported", f.name, name,
-			t.DType)
-	}
-	if n := t.Elements(); first < 0 || first > n || int64(len(dst)) > n-first {
-		return fmt.Errorf("%s: tensor %q has %d elements, not %d from %d", f.name, name, n, len(dst), first)
+	t, err := f.elements(name, first, len(dst), F32, F16, BF16)
+	if err != nil {
+		return err
 	}
 	size := t.DType.Size()
 	at := f.data + t.begin + first*int64(size)
@@ -230,6 +223,36 @@ func (f *File) Float32(dst []float32, name string, first int64) error {
 		dst, at = dst[n:], at+int64(n*size)
 	}
 	return nil
+}
+
+// Bytes reads len(dst) elements of a tensor of type U8, starting at element first.
+func (f *File) Bytes(dst []byte, name string, first int64) error {
+	t, err := f.elements(name, first, len(dst), U8)
+	if err != nil {
+		return err
+	}
+	at := f.data + t.begin + first
+	if err := f.readAt(dst, at); err != nil {
+		return fmt.Errorf("%s: tensor %q at byte %d: %w", f.name, name, at, err)
+	}
+	return nil
+}
+
+// elements returns a tensor. It fails if the tensor has none of the types, or not n elements from
+// element first on.
+func (f *File) elements(name string, first int64, n int, types ...DType) (Tensor, error) {
+	t, ok := f.Tensor(name)
+	if !ok {
+		return t, fmt.Errorf("%s: no tensor is named %q", f.name, name)
+	}
+	if !slices.Contains(types, t.DType) {
+		return t, fmt.Errorf("%s: tensor %q has elements of type %s; supported are %v", f.name, name, t.DType,
+			types)
+	}
+	if all := t.Elements(); first < 0 || first > all || int64(n) > all-first {
+		return t, fmt.Errorf("%s: tensor %q has %d elements, not %d from %d", f.name, name, all, n, first)
+	}
+	return t, nil
 }
 
 // Close closes the file.

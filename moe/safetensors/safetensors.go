@@ -31,11 +31,14 @@ const (
 	BF16 DType = "BF16"
 )
 
+// U8 is the type of bytes, which [File.Bytes] reads.
+const U8 DType = "U8"
+
 // sizes holds the element size, in bytes, of every type with whole-byte elements. Tensors of types
-// other than the three above are listed, but cannot be read.
+// other than those above are listed, but cannot be read.
 var sizes = map[DType]int{
 	F32: 4, F16: 2, BF16: 2, "F64": 8, "F8_E4M3": 1, "F8_E5M2": 1, "BOOL": 1,
-	"U8": 1, "I8": 1, "U16": 2, "I16": 2, "U32": 4, "I32": 4, "U64": 8, "I64": 8,
+	U8: 1, "I8": 1, "U16": 2, "I16": 2, "U32": 4, "I32": 4, "U64": 8, "I64": 8,
 }
 
 // Size returns the number of bytes of an element, 0 for an unknown type.

@@ -268,6 +268,9 @@ func (i *Inspection) describe(c moe.Config) {
 func (m ModelDir) inspect(stored *moe.Stored) (*tokenize.Tokenizer, Inspection, error) {
 	i := Inspection{DTypes: stored.Types(), Fused: stored.Fused()}
 	i.describe(stored.Config())
+	if stored.MXFP4() {
+		i.Notes = append(i.Notes, "the experts are in MXFP4, which mula reads without rounding and does not write")
+	}
 	path := m.path(tokenizerFile)
 	text, err := m.readCompanion(tokenizerFile)
 	if errors.Is(err, fs.ErrNotExist) {

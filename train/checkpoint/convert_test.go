@@ -23,10 +23,16 @@ import (
 )
 
 // The hash of a model's weights is the same before and after a conversion, also if files have the
-// experts of a layer as one tensor.
+// experts of a layer as one tensor, or in MXFP4.
 func TestHashOfFusedExperts(t *testing.T) {
 	t.Parallel()
-	from, output := ModelDir{Dir: "../../moe/testdata/hf-granitemoe"}, filepath.Join(t.TempDir(), "model")
+	for _, name := range []string{"hf-granitemoe", "hf-gpt-oss-mxfp4"} {
+		testHashOfFusedExperts(t, name)
+	}
+}
+
+func testHashOfFusedExperts(t *testing.T, name string) {
+	from, output := ModelDir{Dir: filepath.Join("../../moe/testdata", name)}, filepath.Join(t.TempDir(), "model")
 	before, err := from.Inspect(t.Context(), nil)
 	if err != nil {
 		t.Fatal(err)
@@ -41,6 +47,13 @@ func TestHashOfFusedExperts(t *testing.T) {
 	}
 	if !before.Fused || !after.Fused || converted.Weights != before.Weights || after.Weights != before.Weights {
 		t.Errorf("before %+v\nconverted %+v\nafter %+v", before, converted, after)
+	}
+	const note = "the experts are in MXFP4"
+	has := func(i Inspection) bool {
+		return slices.ContainsFunc(i.Notes, func(n string) bool { return strings.HasPrefix(n, note) })
+	}
+	if want := strings.HasSuffix(name, "mxfp4"); has(before) != want || has(converted) != want || has(after) {
+		t.Errorf("%s: notes before %q, converted %q, after %q", name, before.Notes, converted.Notes, after.Notes)
 	}
 }
 
