@@ -62,8 +62,8 @@ func TestTrainingMixed(t *testing.T) {
 
 // The same with parts that only some families have: a part of each head is rotated, or adjacent
 // elements; latent attention; routers with sigmoids, with groups, and with renormalised softmax;
-// shared experts, also with a gate; multipliers.
-func TestTrainingFamilies(t *testing.T) { testTraining(t, "golden/families.json", 5, "fp32", 1e-3) }
+// shared experts, also with a gate; multipliers; attention sinks and a clamped SwiGLU.
+func TestTrainingFamilies(t *testing.T) { testTraining(t, "golden/families.json", 6, "fp32", 1e-3) }
 
 // testTraining compares losses in a precision with the losses of a golden file with this number of
 // runs. router is the relative tolerance of the losses of the router.
