@@ -2,6 +2,7 @@ package gpu
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"os/exec"
 	"strings"
@@ -28,6 +29,68 @@ var pretence = []string{
 }
 
 const pretendVariable = "MULA_TEST_PRETENDED_PVC"
+
+// A card of two tiles, which the driver shows as one device, is listed as two devices, also at a
+// second time. They have separate memory, and their queues accept commands.
+func TestPretendedTiles(t *testing.T) {
+	if os.Getenv(pretendVariable) != "" {
+		pretendedTiles(t)
+		return
+	}
+	if _, err := os.Stat(intelDriver); err != nil {
+		t.Skipf("Intel's OpenCL driver is not installed (Debian: intel-opencl-icd): %v", err)
+	}
+	t.Parallel()
+	program, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	memory := map[string]string{}
+	for _, tiles := range []string{"1", "2"} {
+		c := exec.CommandContext(t.Context(), program, "-test.run", "^TestPretendedTiles$", "-test.v")
+		c.Env = append(append(os.Environ(), pretence...), pretendVariable+"="+tiles, "CreateMultipleSubDevices="+tiles)
+		c.Dir = t.TempDir() // the driver writes a file of all that it would do
+		out, err := c.CombinedOutput()
+		if err != nil || !strings.Contains(string(out), "--- PASS: TestPretendedTiles") {
+			t.Fatalf("%s tiles: %v\n%s", tiles, err, out)
+		}
+		_, after, _ := strings.Cut(string(out), "memory of all: ")
+		memory[tiles], _, _ = strings.Cut(after, "\n")
+	}
+	if memory["1"] == "" || memory["1"] != memory["2"] {
+		t.Errorf("the tiles have %s bytes, and the card %s", memory["2"], memory["1"])
+	}
+}
+
+func pretendedTiles(t *testing.T) {
+	for range 2 {
+		devices, err := opencl.Devices()
+		if fmt.Sprint(len(devices)) != os.Getenv(pretendVariable) || err != nil {
+			t.Fatalf("the devices are %v, %v", devices, err)
+		}
+		var all int64
+		for _, d := range devices {
+			if !d.MatrixInstructions() || d.Type != opencl.GPU {
+				t.Errorf("%v is no tile", d)
+			}
+			all += d.Memory
+			c, err := opencl.NewContext(d)
+			if err != nil {
+				t.Fatal(err)
+			}
+			queue, err := c.NewQueue(false)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := queue.Finish(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			queue.Release()
+			c.Release()
+		}
+		t.Logf("memory of all: %d", all)
+	}
+}
 
 // The device uses its path with matrix instructions on a Ponte Vecchio, and Intel's driver accepts
 // every command once: programs, arguments, sizes of groups, launches, waiting. The results are

@@ -36,6 +36,8 @@ const (
 	driverVersion, deviceVersion, deviceExtensions         = 0x102D, 0x102F, 0x1030
 	deviceMaxSubGroups, deviceSubGroupSizes                = 0x105C, 0x4108
 	deviceMajor, deviceMinor                               = 0x4000, 0x4001 // of cl_nv_device_attribute_query
+	deviceMaxSubDevices, deviceAffinityDomains             = 0x1043, 0x1045
+	partitionByAffinityDomain, affinityNUMA                = 0x1088, 1 << 0
 	typeCPU, typeGPU, typeAccelerator                      = 1 << 1, 1 << 2, 1 << 3
 	queueProfiling, memoryReadWrite, memoryAllocateHost    = 1 << 1, 1 << 0, 1 << 4
 	mapRead, mapWrite                                      = 1 << 0, 1 << 1
@@ -58,7 +60,8 @@ type calls struct {
 	GetDeviceIDs  func(platform uintptr, kind uint64, size uint32, devices *uintptr, count *uint32) int32
 	GetDeviceInfo func(device uintptr, what uint32, size uintptr, value unsafe.Pointer,
 		bytes *uintptr) int32
-	CreateContext func(properties *uintptr, count uint32, devices *uintptr, notify, data uintptr,
+	CreateSubDevices func(device uintptr, properties *uintptr, size uint32, devices *uintptr, count *uint32) int32
+	CreateContext    func(properties *uintptr, count uint32, devices *uintptr, notify, data uintptr,
 		code *int32) uintptr
 	ReleaseContext          func(context uintptr) int32
 	CreateCommandQueue      func(context, device uintptr, properties uint64, code *int32) uintptr
@@ -115,6 +118,7 @@ type calls struct {
 type library struct {
 	name string
 	calls
+	tiles map[uintptr][]uintptr // sub-devices of devices, guarded by asking
 }
 
 // opened are the libraries of this process, by the value of the environment variable.

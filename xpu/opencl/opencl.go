@@ -105,9 +105,10 @@ func (d *Device) BF16() bool {
 // String returns for example "Intel(R) Data Center GPU Max 1550 (gpu, Intel(R) OpenCL Graphics)".
 func (d *Device) String() string { return fmt.Sprintf("%s (%s, %s)", d.Name, d.Type, d.Platform) }
 
-// Devices lists the devices of all drivers. If a loader, a driver or a device is missing, the error
-// names the remedy. A driver or a device that fails is not listed; the error then names it and is
-// returned together with the list.
+// Devices lists the devices of all drivers. A GPU of several tiles, each with its own memory, is
+// listed as its tiles. If a loader, a driver or a device is missing, the error names the remedy. A
+// driver or a device that fails is not listed; the error then names it and is returned together
+// with the list.
 func Devices() ([]*Device, error) {
 	l, err := open()
 	if err != nil {
@@ -155,13 +156,22 @@ func (l *library) devices() ([]*Device, error) {
 			continue
 		}
 		names = append(names, fmt.Sprintf("%q", name))
-		for _, id := range ids {
-			d := &Device{library: l, id: id, Platform: name, platformVersion: version}
-			if err := d.describe(); err != nil {
-				failed = append(failed, fmt.Errorf("opencl: a device of driver %q: %w", name, err))
-				continue
+		for len(ids) > 0 {
+			d := &Device{library: l, id: ids[0], Platform: name, platformVersion: version}
+			ids = ids[1:]
+			var tiles []uintptr
+			err := d.describe()
+			if err == nil {
+				tiles, err = l.subDevices(d)
 			}
-			devices = append(devices, d)
+			switch {
+			case err != nil:
+				failed = append(failed, fmt.Errorf("opencl: a device of driver %q: %w", name, err))
+			case len(tiles) > 0:
+				ids = slices.Concat(tiles, ids)
+			default:
+				devices = append(devices, d)
+			}
 		}
 	}
 	if len(devices) == 0 && len(failed) == 0 {
