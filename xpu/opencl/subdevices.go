@@ -5,9 +5,9 @@ import (
 	"unsafe"
 )
 
-// Drivers may show a card of several tiles, each with its own memory, as one device. Intel's driver
-// for Data Center GPU Max does so, unless the environment has ZE_FLAT_DEVICE_HIERARCHY=FLAT. A
-// kernel on such a device reads memory of other tiles. So each tile is listed as a device.
+// A driver may show a card of several tiles, each with its own memory, as one device, and divide the
+// work of a kernel among the tiles. Then a kernel reads memory of other tiles. So each tile is
+// listed as a device.
 
 // subDevices returns the tiles of a GPU that the driver can divide by memory, or nil.
 func (l *library) subDevices(d *Device) ([]uintptr, error) {
