@@ -398,7 +398,7 @@ func (r *run) restoreNewest(ctx context.Context, saved *checkpoint.Checkpoint) (
 		if !checkpoint.IsDamage(err) {
 			return saved, err
 		}
-		if saved.IsSnapshot() && r.history.snapshots.Hash() {
+		if saved.IsSnapshot() && r.history.snapshots.HashFiles() {
 			r.warn("%s is damaged; looking for intact copies of its files: %v", saved.Name(), err)
 		} else {
 			r.refuse(checkpoint.Refused{Checkpoint: saved.Name(), Error: err.Error()})

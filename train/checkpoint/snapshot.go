@@ -478,10 +478,10 @@ func (s *Snapshots) Remove() error {
 	return err
 }
 
-// Hash makes [Snapshots.Find] compare the hashes of all files from now on, so that it uses intact
-// copies of damaged files. It reports whether Find has not done this before. All ranks call it
-// after [Shard.Load] has found damage.
-func (s *Snapshots) Hash() bool {
+// HashFiles makes [Snapshots.Find] compare the hashes of all files from now on, so that it uses
+// intact copies of damaged files. It reports whether Find has not done this before. All ranks call
+// it after [Shard.Load] has found damage.
+func (s *Snapshots) HashFiles() bool {
 	before := s.careful
 	s.careful = true
 	return !before
@@ -510,8 +510,8 @@ type foundSnapshot struct {
 // checkpoint saved, which may be nil. It returns nil if there is none. It does not use refused
 // snapshots, and no snapshots of a time when the run had a newer checkpoint than all checkpoints
 // now, damaged ones included: the user has moved that checkpoint away. It also returns newer
-// snapshots that cannot be used. [Shard.Load] verifies the files, and after [Snapshots.Hash] Find
-// does, too.
+// snapshots that cannot be used. [Shard.Load] verifies the files, and after [Snapshots.HashFiles]
+// Find does, too.
 func (s *Snapshots) Find(ctx context.Context, world *comm.Comm, saved *Checkpoint, refused []Refused, until int64) (
 	*Checkpoint, []Refused, error) {
 	newest := int64(-1)
