@@ -5,8 +5,8 @@ import (
 	"unsafe"
 )
 
-// A driver may show a card of several tiles, each with its own memory, as one device, and divide the
-// work of a kernel among the tiles. Then a kernel reads memory of other tiles. So each tile is
+// A driver may show a card of several tiles, each with its own memory, as one device, and divide
+// the work of a kernel among the tiles. Then a kernel reads memory of other tiles. So each tile is
 // listed as a device.
 
 // subDevices returns the tiles of a GPU that the driver can divide by memory, or nil.
