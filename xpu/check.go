@@ -256,15 +256,14 @@ func CheckAttendGrad(a Attention, dcontext, dqkv, dk, dv Tensor) {
 	const name = "AttendGrad"
 	a.check(name)
 	h := a.Heads()
-	h.checkComplete(name, a.First)
 	check(name, "dcontext", dcontext, Float32, h.Tokens(), h.Heads*h.Size)
 	if width := h.Heads * h.Size; dqkv.Rank() == 2 && dqkv.shape[1] == width {
 		check(name, "dqkv", dqkv, Float32, h.Tokens(), width)
 	} else {
 		check(name, "dqkv", dqkv, Float32, h.Tokens(), h.Width())
 	}
-	check(name, "dk", dk, Float32, h.Rows, h.KVHeads, h.Length, h.Size)
-	check(name, "dv", dv, Float32, h.Rows, h.KVHeads, h.Length, h.Size)
+	check(name, "dk", dk, Float32, h.Rows, h.KVHeads, h.Capacity, h.Size)
+	check(name, "dv", dv, Float32, h.Rows, h.KVHeads, h.Capacity, h.Size)
 }
 
 // CheckAddSinks panics unless the arguments of [Layers.AddSinks] are valid.

@@ -97,11 +97,12 @@ type Layers interface {
 	// own position, with the scores q·k unscaled.
 	Attend(a Attention)
 
-	// AttendGrad computes the gradients of an attention with First = 0 and a capacity of Length
-	// from dcontext, the gradient of Context. The gradients of the queries are written to the first
-	// Heads·Size columns of dqkv [T, Width] or [T, Heads·Size], the gradients of keys and values to
-	// dk and dv, with the layout of K and V. They are set, not added to. Context and LSE are the
-	// values that Attend set.
+	// AttendGrad computes the gradients of an attention from dcontext, the gradient of Context. The
+	// gradients of the queries are written to the first Heads·Size columns of dqkv [T, Width] or
+	// [T, Heads·Size]. The gradients of keys and values, sums over these queries, are written to dk
+	// and dv, with the layout of K and V, for the positions up to the last query's. They are set,
+	// not added to. Later positions are not written. Context and LSE are the values that Attend
+	// set.
 	//
 	//	P = exp(S - lse), dV = Pᵀ·dO, dP = dO·Vᵀ, dS = P ∘ (dP - Σ dO·O), dQ = dS·K, dK = dSᵀ·Q
 	AttendGrad(a Attention, dcontext, dqkv, dk, dv Tensor)

@@ -70,6 +70,9 @@ func attentionOf(a xpu.Attention) attention {
 		a.Begin.Ints(), a.First}
 }
 
+// keys returns the number of keys up to the last query's own key.
+func (a *attention) keys() int { return a.First + a.Length }
+
 // rounding returns the number of elements that a group needs to convert the given number of rows of
 // Context, 0 for float32.
 func (a *attention) rounding(rows int) int {
@@ -86,7 +89,7 @@ func (h *Host) Attend(x xpu.Attention) {
 	t := h.begin(operands{attention: a})
 	defer t.end()
 	queries := min(queryBlock, a.Length)
-	t.scores.reset(h.Threads(), queries*(a.First+a.Length)+a.rounding(queries))
+	t.scores.reset(h.Threads(), queries*a.keys()+a.rounding(queries))
 	t.split(a.Rows*a.KVHeads, func(t *task, _, lo, hi int) {
 		piece := t.scores.take()
 		for group := lo; group < hi; group++ {
@@ -103,11 +106,11 @@ func (h *Host) AttendGrad(x xpu.Attention, dcontext, dqkv, dk, dv xpu.Tensor) {
 	t := h.begin(operands{attention: a, x: dcontext.Floats(), dst: dqkv.Floats(), y: dk.Floats(), z: dv.Floats(),
 		width: dqkv.Dim(1)})
 	defer t.end()
-	t.scores.reset(h.Threads(), 2*min(queryBlock, a.Length)*a.Length+a.rounding(1))
+	t.scores.reset(h.Threads(), 2*min(queryBlock, a.Length)*a.keys()+a.rounding(1))
 	t.split(a.Rows*a.KVHeads, func(t *task, _, lo, hi int) {
 		piece := t.scores.take()
 		scores := t.scores.at(piece)
-		half := min(queryBlock, t.attention.Length) * t.attention.Length
+		half := min(queryBlock, t.attention.Length) * t.attention.keys()
 		for group := lo; group < hi; group++ {
 			t.attendGroupGrad(group, scores[:half], scores[half:][:half], scores[2*half:])
 		}
@@ -206,7 +209,7 @@ func (t *task) attendGroupGrad(group int, scores, dscores, wide []float32) {
 	a, m := &t.attention, t.host.multiplier
 	d, s, heads, width := a.Size, a.Length, a.Heads.Heads, t.width
 	contextWidth := heads * d
-	dk, dv := t.y[group*s*d:][:s*d], t.z[group*s*d:][:s*d]
+	dk, dv := t.y[group*a.Capacity*d:][:a.keys()*d], t.z[group*a.Capacity*d:][:a.keys()*d]
 	more := len(a.Begin) > 0
 	if more {
 		clear(dk)

@@ -119,6 +119,10 @@ func mistakesFamily(t *testing.T, d xpu.Device, _ float64) {
 		{name: "AttendGrad", ints: [][]int{begin}, run: func(p operands) {
 			d.AttendGrad(attention(append(p.x[:5:5], p.x[9]), 0), p.x[5], p.x[6], p.x[7], p.x[8])
 		}, floats: [][]int{q, own, own, {tokens, width}, lse, {tokens, width}, {tokens, projections}, own, own}},
+		{name: "AttendGrad", ints: [][]int{begin}, run: func(p operands) {
+			d.AttendGrad(attention(append(p.x[:5:5], p.x[9]), first), p.x[5], p.x[6], p.x[7], p.x[8])
+		}, floats: [][]int{q, {rows, kv, capacity, size}, {rows, kv, capacity, size}, {tokens, width}, lse,
+			{tokens, width}, {tokens, width}, {rows, kv, capacity, size}, {rows, kv, capacity, size}}},
 		{name: "AttendGrad", ints: [][]int{begin}, wrong: true, run: func(p operands) {
 			d.AttendGrad(attention(append(p.x[:5:5], p.x[9]), 0), p.x[5], p.x[6], p.x[7], p.x[8])
 		}, floats: [][]int{q, keys, keys, {tokens, width}, lse, {tokens, width}, {tokens, projections}, own, own}},

@@ -223,13 +223,13 @@ func (s step) attention(r *recorder) {
 	}
 	r.d.Attend(a)
 	r.keep("Attend", a.Context, a.LSE)
-	if s.first > 0 {
-		return
-	}
 	dcontext, dqkv, dkeys, dvalues := r.floats(t, s.width()), r.zeros(t, projections), r.zeros(keys...),
 		r.zeros(keys...)
 	r.d.AttendGrad(a, dcontext, dqkv, dkeys, dvalues)
 	r.keep("AttendGrad", dqkv, dkeys, dvalues)
+	if s.first > 0 {
+		return
+	}
 	if s.norm {
 		squares, products := r.zeros(2, t), r.zeros(2, t)
 		r.d.SumHeads(squares, p, xpu.Tensor{}, xpu.Tensor{})

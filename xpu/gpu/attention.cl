@@ -163,14 +163,14 @@ kernel void attend(MEMORY(float, context), MEMORY(float, lse), MEMORY(const floa
 // Queries, heads, rows. memory is 7·size + 2·TILE. delta becomes Σ dO·O of each query.
 kernel void attend_grad_queries(MEMORY(float, dqkv), MEMORY(float, delta), MEMORY(const float, dcontext), MEMORY(const float, context), MEMORY(const float, lse),
 	MEMORY(const float, q), MEMORY(const float, k), MEMORY(const float, v), MEMORY(const int, begin), const int length, const int share, const int size,
-	const int width, local float16 *memory)
+	const int first, const int capacity, const int width, local float16 *memory)
 {
 	LOCATE(dqkv), LOCATE(delta), LOCATE(dcontext), LOCATE(context), LOCATE(lse), LOCATE(q), LOCATE(k), LOCATE(v);
-	const int from = ((int)get_num_groups(0) - 1 - (int)get_group_id(0)) * OWN, n = min(OWN, length - from), keys = from + n;
-	const int head = get_group_id(1), heads = get_num_groups(1), row = get_group_id(2);
+	const int from = ((int)get_num_groups(0) - 1 - (int)get_group_id(0)) * OWN, n = min(OWN, length - from);
+	const int head = get_group_id(1), heads = get_num_groups(1), row = get_group_id(2), past = first + from, keys = past + n;
 	const long queries = ((long)row * heads + head) * length + from, group = (long)row * (heads / share) + head / share;
 	const long out = (((long)row * length + from) * heads + head) * size, ld = (long)heads * size;
-	k += group * length * size, v += group * length * size;
+	k += group * capacity * size, v += group * capacity * size;
 
 	local float16 *own = memory, *down = own + size, *sum = down + size, *weight = sum + size, *slope = weight + TILE;
 	local float *tile_k = (local float *)(slope + TILE), *tile_v = tile_k + TILE * size;
@@ -206,8 +206,8 @@ kernel void attend_grad_queries(MEMORY(float, dqkv), MEMORY(float, delta), MEMOR
 		dots(slope, down, tile_v, size);
 		for (int r = 0; r < TILE; r++) {
 			float16 p = exp(weight[r] - logsum);
-			if (t + r > from)
-				p = select(p, (float16)0, (int16)(t + r) > from + NUMBERS);
+			if (t + r > past)
+				p = select(p, (float16)0, (int16)(t + r) > past + NUMBERS);
 			if (t + r < seen)
 				p = select(p, (float16)0, (int16)(t + r) < low);
 			weight[r] = p * (slope[r] - through);
@@ -220,12 +220,12 @@ kernel void attend_grad_queries(MEMORY(float, dqkv), MEMORY(float, delta), MEMOR
 // Keys, heads of keys, rows. memory is 8·size + 2·TILE.
 kernel void attend_grad_keys(MEMORY(float, dk), MEMORY(float, dv), MEMORY(const float, delta), MEMORY(const float, dcontext), MEMORY(const float, lse),
 	MEMORY(const float, q), MEMORY(const float, k), MEMORY(const float, v), MEMORY(const int, begin), const int length, const int share, const int size,
-	local float16 *memory)
+	const int first, const int capacity, local float16 *memory)
 {
 	LOCATE(dk), LOCATE(dv), LOCATE(delta), LOCATE(dcontext), LOCATE(lse), LOCATE(q), LOCATE(k), LOCATE(v);
-	const int from = (int)get_group_id(0) * OWN, n = min(OWN, length - from);
+	const int from = (int)get_group_id(0) * OWN, n = min(OWN, first + length - from);
 	const int heads = get_num_groups(1) * share, row = get_group_id(2);
-	const long keys = (((long)row * get_num_groups(1) + get_group_id(1)) * length + from) * size, ld = (long)heads * size;
+	const long keys = (((long)row * get_num_groups(1) + get_group_id(1)) * capacity + from) * size, ld = (long)heads * size;
 
 	local float16 *own_k = memory, *own_v = own_k + size, *sum_k = own_v + size, *sum_v = sum_k + size, *weight = sum_v + size, *slope = weight + TILE;
 	local float *tile_q = (local float *)(slope + TILE), *tile_o = tile_q + TILE * size;
@@ -239,7 +239,7 @@ kernel void attend_grad_keys(MEMORY(float, dk), MEMORY(float, dv), MEMORY(const 
 	}
 	for (int head = get_group_id(1) * share, last = head + share; head < last; head++) {
 		const long queries = ((long)row * heads + head) * length;
-		for (int t = from; t < length; t += TILE) {
+		for (int t = max(from - first, 0); t < length; t += TILE) {
 			if (GIVEN(begin) && begin[t] >= from + n)
 				break; // neither these queries nor later queries see a key of the group
 			const int others = min(TILE, length - t);
@@ -253,8 +253,8 @@ kernel void attend_grad_keys(MEMORY(float, dk), MEMORY(float, dv), MEMORY(const 
 					continue;
 				}
 				float16 p = exp(weight[r] - lse[queries + t + r]);
-				if (t + r < from + OWN - 1)
-					p = select(p, (float16)0, (int16)(t + r) < from + NUMBERS);
+				if (first + t + r < from + OWN - 1)
+					p = select(p, (float16)0, (int16)(first + t + r) < from + NUMBERS);
 				if (GIVEN(begin) && begin[t + r] > from)
 					p = select(p, (float16)0, (int16)begin[t + r] > from + NUMBERS);
 				weight[r] = p;
@@ -493,15 +493,15 @@ kernel ITEMS void attend(MEMORY(float, context), MEMORY(float, lse), MEMORY(cons
 // Queries, heads, rows times groups of panels. delta becomes Σ dO·O of each query.
 kernel ITEMS void attend_grad_queries(MEMORY(float, dqkv), MEMORY(float, delta), MEMORY(const float, dcontext), MEMORY(const float, context),
 	MEMORY(const float, lse), MEMORY(const float, q), MEMORY(const float, k), MEMORY(const float, v), MEMORY(const int, begin), const int length, const int share, const int size,
-	const int width, local float16 *memory)
+	const int first, const int capacity, const int width, local float16 *memory)
 {
 	LOCATE(dqkv), LOCATE(delta), LOCATE(dcontext), LOCATE(context), LOCATE(lse), LOCATE(q), LOCATE(k), LOCATE(v);
 	const int parts = (size + 64 * PANELS - 1) / (64 * PANELS), part = (int)get_group_id(2) % parts, row = (int)get_group_id(2) / parts;
-	const int from = ((int)get_num_groups(0) - 1 - (int)get_group_id(0)) * SIDE, n = min(SIDE, length - from), keys = from + n;
-	const int head = get_group_id(1), heads = get_num_groups(1);
+	const int from = ((int)get_num_groups(0) - 1 - (int)get_group_id(0)) * SIDE, n = min(SIDE, length - from);
+	const int head = get_group_id(1), heads = get_num_groups(1), past = first + from, keys = past + n;
 	const long queries = ((long)row * heads + head) * length + from, group = (long)row * (heads / share) + head / share;
 	const long out = (((long)row * length + from) * heads + head) * size, ld = (long)heads * size;
-	q += queries * size, k += group * length * size, v += group * length * size, dcontext += out, context += out;
+	q += queries * size, k += group * capacity * size, v += group * capacity * size, dcontext += out, context += out;
 
 	local float *chunk = (local float *)memory, *weight = chunk + 2 * DEPTH * PITCH;
 	const int mine = get_local_id(0) / 16 * 4, column = get_local_id(0) % 16 * 4;
@@ -537,7 +537,7 @@ kernel ITEMS void attend_grad_queries(MEMORY(float, dqkv), MEMORY(float, delta),
 		dots(slope, dcontext, ld, n, v + (long)t * size, size, others, size, chunk);
 		#pragma unroll
 		for (int i = 0; i < 4; i++)
-			s[i] = hidden(exp(s[i] - logsum[i]) * (slope[i] - through[i]), t + column, low[i], from + mine + i, 0);
+			s[i] = hidden(exp(s[i] - logsum[i]) * (slope[i] - through[i]), t + column, low[i], past + mine + i, 0);
 		keep(weight, s);
 		add_rows(sum, weight, k + (long)t * size, size, others, 64 * PANELS * part, size, chunk);
 	}
@@ -548,13 +548,13 @@ kernel ITEMS void attend_grad_queries(MEMORY(float, dqkv), MEMORY(float, delta),
 // Keys, heads of keys, rows times groups of panels.
 kernel ITEMS void attend_grad_keys(MEMORY(float, dk), MEMORY(float, dv), MEMORY(const float, delta), MEMORY(const float, dcontext), MEMORY(const float, lse),
 	MEMORY(const float, q), MEMORY(const float, k), MEMORY(const float, v), MEMORY(const int, begin), const int length, const int share, const int size,
-	local float16 *memory)
+	const int first, const int capacity, local float16 *memory)
 {
 	LOCATE(dk), LOCATE(dv), LOCATE(delta), LOCATE(dcontext), LOCATE(lse), LOCATE(q), LOCATE(k), LOCATE(v);
 	const int parts = (size + 64 * PANELS - 1) / (64 * PANELS), part = (int)get_group_id(2) % parts, row = (int)get_group_id(2) / parts;
-	const int from = (int)get_group_id(0) * SIDE, n = min(SIDE, length - from);
+	const int from = (int)get_group_id(0) * SIDE, n = min(SIDE, first + length - from);
 	const int heads = get_num_groups(1) * share;
-	const long keys = (((long)row * get_num_groups(1) + get_group_id(1)) * length + from) * size, ld = (long)heads * size;
+	const long keys = (((long)row * get_num_groups(1) + get_group_id(1)) * capacity + from) * size, ld = (long)heads * size;
 	k += keys, v += keys;
 
 	local float *chunk = (local float *)memory, *weight = chunk + 2 * DEPTH * PITCH;
@@ -566,14 +566,14 @@ kernel ITEMS void attend_grad_keys(MEMORY(float, dk), MEMORY(float, dv), MEMORY(
 	if (GIVEN(begin)) {
 		LOCATE(begin);
 		begin += (long)row * length;
-		stop = first_beyond(begin, length, from + n - 1);
+		stop = first_beyond(begin, length, first, from + n - 1);
 		#pragma unroll
 		for (int i = 0; i < 4; i++)
-			end[i] = first_beyond(begin, length, from + mine + i);
+			end[i] = first_beyond(begin, length, first, from + mine + i);
 	}
 	for (int head = get_group_id(1) * share, last = head + share; head < last; head++) {
 		const long queries = ((long)row * heads + head) * length;
-		for (int t = from; t < stop; t += SIDE) {
+		for (int t = max(from - first, 0); t < stop; t += SIDE) {
 			const int others = min(SIDE, length - t);
 			const global float *tile = q + (queries + t) * size, *down = dcontext + (((long)row * length + t) * heads + head) * size;
 			float4 s[4], slope[4];
@@ -586,7 +586,7 @@ kernel ITEMS void attend_grad_keys(MEMORY(float, dk), MEMORY(float, dv), MEMORY(
 			const float4 through = (float4)(d[min(at, most)], d[min(at + 1, most)], d[min(at + 2, most)], d[min(at + 3, most)]);
 			#pragma unroll
 			for (int i = 0; i < 4; i++) {
-				s[i] = hidden(exp(s[i] - logsum), at, from + mine + i, end[i] - 1, 0);
+				s[i] = hidden(exp(s[i] - logsum), at, from + mine + i - first, end[i] - 1, 0);
 				slope[i] = s[i] * (slope[i] - through);
 			}
 			keep(weight, s);

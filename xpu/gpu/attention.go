@@ -87,11 +87,14 @@ func (d *Device) AttendGrad(a xpu.Attention, dcontext, dqkv, dk, dv xpu.Tensor) 
 	}
 	delta := c.take(a.LSE.Elements())
 	share, size := integer(h.Heads/h.KVHeads), integer(h.Size)
+	length, first, capacity := integer(h.Length), integer(a.First), integer(h.Capacity)
 	c.attend("attend_grad_queries", h, h.Heads, 7, 2, c.writes(dqkv), delta, c.reads(dcontext),
 		c.wide(a.Context), c.reads(a.LSE),
-		c.reads(a.Q), c.reads(a.K), c.reads(a.V), c.reads(a.Begin), integer(h.Length), share, size,
-		integer(dqkv.Dim(1)))
+		c.reads(a.Q), c.reads(a.K), c.reads(a.V), c.reads(a.Begin), length, share, size, first,
+		capacity, integer(dqkv.Dim(1)))
+	h.Length += a.First // the number of keys
 	c.attend("attend_grad_keys", h, h.KVHeads, 8, 2, c.writes(dk), c.writes(dv), delta, c.reads(dcontext),
 		c.reads(a.LSE),
-		c.reads(a.Q), c.reads(a.K), c.reads(a.V), c.reads(a.Begin), integer(h.Length), share, size)
+		c.reads(a.Q), c.reads(a.K), c.reads(a.V), c.reads(a.Begin), length, share, size, first,
+		capacity)
 }

@@ -321,7 +321,7 @@ kernel ITEMS void nvidia_grad_keys(MEMORY(float, dk), MEMORY(float, dv), MEMORY(
 	if (documents) {
 		LOCATE(begin);
 		begin += (long)row * length;
-		stop = first_beyond(begin, length, from + n - 1);
+		stop = first_beyond(begin, length, 0, from + n - 1);
 	}
 	copy_rows(own, k, OWN, n, PIECES, WARPS);
 	copy_rows(own_values, v, OWN, n, PIECES, WARPS);

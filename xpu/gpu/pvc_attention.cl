@@ -366,10 +366,10 @@ kernel SUBGROUPS void pvc_grad_keys(MEMORY(float, dk), MEMORY(float, dv), MEMORY
 	if (GIVEN(begin)) {
 		LOCATE(begin);
 		begin += (long)row * length;
-		stop = first_beyond(begin, length, first + n - 1);
-		whole = first_beyond(begin, length, min(from, length - 1));
+		stop = first_beyond(begin, length, 0, first + n - 1);
+		whole = first_beyond(begin, length, 0, min(from, length - 1));
 		EACH_LANE
-			OF(end) = first_beyond(begin, length, min(from + lane, length - 1));
+			OF(end) = first_beyond(begin, length, 0, min(from + lane, length - 1));
 	}
 	global const uint *own = HEAD_ROWS(second ? v : k, group, steps) + from * ROW_NUMBERS;
 	global const uint *others = second ? down : q, *turned = second ? q_turned : down_turned;
