@@ -318,8 +318,15 @@ func CheckCopyColumns(dst, x Tensor) {
 	const name = "CopyColumns"
 	checkRank(name, "dst", dst, Float32, 2)
 	checkRank(name, "x", x, Float32, 2)
-	check(name, "dst", dst, Float32, dst.shape[0], max(1, dst.shape[1]))
-	check(name, "x", x, Float32, dst.shape[0], max(1, x.shape[1]))
+	for _, o := range []struct {
+		operand string
+		t       Tensor
+	}{{"dst", dst}, {"x", x}} {
+		checkShape(name, o.operand, o.t, Float32, dst.shape[0], max(1, o.t.shape[1]))
+		if o.t.strides[1] != 1 || o.t.strides[0] < o.t.shape[1] {
+			panic(fmt.Sprintf("xpu: %s: the rows of %s of shape %v are not contiguous", name, o.operand, o.t.Shape()))
+		}
+	}
 }
 
 // check panics unless r has the distribution and the choices of tokens, and returns their numbers.

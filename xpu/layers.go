@@ -90,7 +90,7 @@ type Layers interface {
 	JoinLatent(l LatentHeads, dq, dk, dv Tensor)
 
 	// CopyColumns sets each row of dst [N, ·] to the first columns of the row of x [N, ·], and to
-	// zero in the columns that x does not have.
+	// zero in the columns that x does not have. The rows of both may have gaps.
 	CopyColumns(dst, x Tensor)
 
 	// Attend sets Context and LSE: causal attention of each query over the keys from Begin to its

@@ -90,10 +90,19 @@ func (h *Host) Attend(x xpu.Attention) {
 	defer t.end()
 	queries := min(queryBlock, a.Length)
 	t.scores.reset(h.Threads(), queries*a.keys()+a.rounding(queries))
-	t.split(a.Rows*a.KVHeads, func(t *task, _, lo, hi int) {
+	// Threads share the groups of heads with the same keys, or the heads of the groups if these are
+	// too few.
+	groups, share := a.Rows*a.KVHeads, a.Heads.Heads/a.KVHeads
+	if groups < h.Threads() {
+		t.parts = share
+	} else {
+		t.parts = 1
+	}
+	t.split(groups*t.parts, func(t *task, _, lo, hi int) {
 		piece := t.scores.take()
-		for group := lo; group < hi; group++ {
-			t.attendGroup(group, t.scores.at(piece))
+		each := t.attention.Heads.Heads / t.attention.KVHeads / t.parts
+		for i := lo; i < hi; i++ {
+			t.attendHeads(i/t.parts, i%t.parts*each, each, t.scores.at(piece))
 		}
 		t.scores.put(piece)
 	})
@@ -164,14 +173,15 @@ func rowsOf(x []float32, rows, columns, stride int) xpu.Tensor {
 	return xpu.Of(x, len(x)).Strided(rows, columns, stride)
 }
 
-// attendGroup computes Context and LSE for the queries of a group.
-func (t *task) attendGroup(group int, scores []float32) {
+// attendHeads computes Context and LSE for the queries of n heads of a group, from head `from` of
+// the group on.
+func (t *task) attendHeads(group, from, n int, scores []float32) {
 	a, m := &t.attention, t.host.multiplier
 	d, s, heads := a.Size, a.Length, a.Heads.Heads
 	width := heads * d
 	var sums [queryBlock]float32
 	for first := 0; first < s; first += queryBlock {
-		for head := range heads / a.KVHeads {
+		for head := from; head < from+n; head++ {
 			b := t.block(group, head, first)
 			m.MatMul(xpu.Of(scores, b.n, b.keys), xpu.Of(b.q, b.n, d), xpu.Of(b.k, b.keys, d).T(), xpu.MatMulOptions{})
 			lse := a.LSE[(b.row*heads+b.head)*s+first:][:b.n]

@@ -2,6 +2,9 @@ package cpu
 
 import "mula/xpu"
 
+// columns are the widths of two matrices, and the distances between their rows.
+type columns struct{ dst, x, dstStride, xStride int }
+
 // latent is an [xpu.LatentHeads] in host memory.
 type latent struct {
 	xpu.LatentSizes
@@ -118,13 +121,17 @@ func (h *Host) JoinLatent(x xpu.LatentHeads, dq, dk, dv xpu.Tensor) {
 // CopyColumns copies columns; see [xpu.Layers].
 func (h *Host) CopyColumns(dst, x xpu.Tensor) {
 	xpu.CheckCopyColumns(dst, x)
-	h.split(dst.Dim(0), operands{dst: dst.Floats(), x: x.Floats(), width: dst.Dim(1)},
-		func(t *task, _, lo, hi int) {
-			width := len(t.x) / (len(t.dst) / t.width)
-			for i := lo; i < hi; i++ {
-				row := t.dst[i*t.width:][:t.width]
-				n := copy(row, t.x[i*width:][:width])
-				clear(row[n:])
-			}
-		})
+	t := h.begin(operands{dst: dst.Floats(), x: x.Floats()})
+	defer t.end()
+	t.columns = columns{dst.Dim(1), x.Dim(1), 0, 0}
+	t.columns.dstStride, _, _ = dst.Stored()
+	t.columns.xStride, _, _ = x.Stored()
+	t.split(dst.Dim(0), func(t *task, _, lo, hi int) {
+		c := &t.columns
+		for i := lo; i < hi; i++ {
+			row := t.dst[i*c.dstStride:][:c.dst]
+			n := copy(row, t.x[i*c.xStride:][:c.x])
+			clear(row[n:])
+		}
+	})
 }

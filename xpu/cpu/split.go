@@ -40,12 +40,14 @@ type operands struct {
 	known           bool       // of Normalize
 	uniform         bool       // of Route
 	clamp           xpu.Clamp  // of ClampedSwiGLU
+	parts           int        // of Attend: parts of a group of heads
 	results         []float64
 	checksums       []uint64
 	change          []float64
 	norm            norm
 	projections     projections
 	latent          latent
+	columns         columns // of CopyColumns
 	attention       attention
 	routing         routing
 	crossEntropy    crossEntropy

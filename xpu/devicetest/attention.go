@@ -52,6 +52,8 @@ var attentionShapes = []attentionShape{
 	{xpu.Heads{Rows: 2, Length: 150, Heads: 2, KVHeads: 1, Size: 16, Capacity: 150}, 0, 0, 0, 40},
 	{xpu.Heads{Rows: 1, Length: 70, Heads: 2, KVHeads: 1, Size: 20, Capacity: 200}, 64, 0, 0, 50},
 	{xpu.Heads{Rows: 1, Length: 100, Heads: 2, KVHeads: 2, Size: 64, Capacity: 100}, 0, 0, 30, 33},
+	// latents of DeepSeek-V3
+	{xpu.Heads{Rows: 1, Length: 1, Heads: 3, KVHeads: 1, Size: 576, Capacity: 80}, 71, 0, 0, 0},
 }
 
 func attentionFamily(t *testing.T, d xpu.Device, tolerance float64) {

@@ -175,20 +175,27 @@ func (c latentCase) check(t tester, d xpu.Device, tolerance float64, seed uint64
 	compare(t, "gradient of keys and values", read(t, d, l.KeysValues), wantKV.sum, wantKV.scale, tolerance)
 	compare(t, "gradient of rotated keys", read(t, d, l.Rotated), wantRotated.sum, wantRotated.scale, tolerance)
 
-	// Values without the zeros, and with them.
+	// Values without the zeros, and with them, alone and between other columns.
 	for _, width := range []int{c.Values, size} {
-		other := size + c.Values - width
-		x := random(source, tokens*other)
-		dst := upload(t, d, poison(tokens*width), tokens, width)
-		d.CopyColumns(dst, upload(t, d, x, tokens, other))
-		got := read(t, d, dst)
-		for i := range got {
-			want := float32(0)
-			if i%width < other {
-				want = x[i/width*other+i%width]
-			}
-			if got[i] != want {
-				t.Fatalf("CopyColumns from %d to %d columns: element %d is %v, want %v", other, width, i, got[i], want)
+		for _, before := range []int{0, 3} {
+			other := size + c.Values - width
+			all, allOfX := before+width+before/2, before/2+other+before
+			x := random(source, tokens*allOfX)
+			whole := upload(t, d, slices.Repeat([]float32{untouched}, tokens*all), tokens, all)
+			d.CopyColumns(whole.Slice(1, before, before+width), upload(t, d, x, tokens, allOfX).Slice(1, before/2,
+				before/2+other))
+			for i, got := range read(t, d, whole) {
+				want, column := float32(0), i%all-before
+				switch {
+				case column < 0 || column >= width:
+					want = untouched
+				case column < other:
+					want = x[i/all*allOfX+before/2+column]
+				}
+				if got != want {
+					t.Fatalf("CopyColumns from %d to %d columns after %d: element %d is %v, want %v", other, width,
+						before, i, got, want)
+				}
 			}
 		}
 	}

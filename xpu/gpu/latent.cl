@@ -70,11 +70,11 @@ kernel void join_latent(MEMORY(float, queries), MEMORY(float, keys_values), MEMO
 	}
 }
 
-// Rows. dst [rows, width] gets the first columns of x [rows, width_x], and zero in further columns.
-kernel void copy_columns(MEMORY(float, dst), MEMORY(const float, x), const int width, const int width_x)
+// Rows. dst [rows, width] gets the first columns of x [rows, width_x], and zero in further columns. Rows start `stride` and `stride_x` elements apart.
+kernel void copy_columns(MEMORY(float, dst), MEMORY(const float, x), const int width, const int width_x, const int stride, const int stride_x)
 {
 	LOCATE(dst), LOCATE(x);
 	const ulong row = get_group_id(0);
 	for (int i = ITEM; i < width; i += GROUP)
-		dst[row * width + i] = i < width_x ? x[row * width_x + i] : 0;
+		dst[row * stride + i] = i < width_x ? x[row * stride_x + i] : 0;
 }

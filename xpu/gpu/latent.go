@@ -40,5 +40,8 @@ func (d *Device) CopyColumns(dst, x xpu.Tensor) {
 	}
 	c := d.begin()
 	defer c.end()
-	c.launch("copy_columns", c.rows(dst.Dim(0)), c.writes(dst), c.reads(x), integer(dst.Dim(1)), integer(x.Dim(1)))
+	stride, _, _ := dst.Stored()
+	strideX, _, _ := x.Stored()
+	c.launch("copy_columns", c.rows(dst.Dim(0)), c.writes(dst), c.reads(x), integer(dst.Dim(1)), integer(x.Dim(1)),
+		integer(stride), integer(strideX))
 }
