@@ -145,9 +145,9 @@ func runGenerate(c *cli.Context) error {
 		options.Seed++
 	}
 	seconds := time.Since(start).Seconds()
-	fmt.Fprintf(c.App.ErrWriter, "%s after %s, in %.2f s: %.1f tokens/s\n", quantity.Plural(int64(tokens), "token"),
-		quantity.Plural(int64(len(prompt)), "token"),
-		seconds, float64(tokens)/seconds)
+	fmt.Fprintf(c.App.ErrWriter, "%s after %s, in %.2f s: %.1f tokens/s; %s of keys and values\n",
+		quantity.Plural(int64(tokens), "token"), quantity.Plural(int64(len(prompt)), "token"), seconds,
+		float64(tokens)/seconds, quantity.Bytes(m.Config().CacheMemory(len(prompt)+options.MaxTokens)))
 	if c.Bool("json") {
 		return printJSON(c.App.Writer, map[string]any{"prompt": text, "samples": samples})
 	}

@@ -29,7 +29,8 @@ func TestGenerateText(t *testing.T) {
 	code, plain, notes := call(t, args...)
 	if code != exitDone ||
 		!strings.Contains(notes,
-			"note: the tokenizer has 400 ids and the model 512; ids from 400 are never generated\n") {
+			"note: the tokenizer has 400 ids and the model 512; ids from 400 are never generated\n") ||
+		!strings.Contains(notes, " tokens/s; 411 kB of keys and values\n") { // 401 tokens, 2 layers, 2·64 numbers
 		t.Errorf("exit code %d, %s", code, notes)
 	}
 	code, output, _ := call(t, append(args, "--json")...)

@@ -6,11 +6,16 @@ import (
 	"mula/xpu"
 )
 
-// A kvTarget is the destination of a pass's keys and values, from position first on.
+// A kvTarget is the destination of a pass's keys and values, from index first on.
 type kvTarget struct {
-	k, v  xpu.Tensor // [rows, G, capacity, D]
-	first int        // position of the pass's first token
+	k, v     xpu.Tensor  // [rows, G, capacity, D]
+	first    int         // index of the pass's first token in k and v
+	position int         // its position in the sequence
+	cache    *layerCache // of generation; nil in other passes
 }
+
+// seen returns the number of earlier tokens that the first token attends to, if there is no Begin.
+func (to kvTarget) seen() int { return min(to.position, to.k.Dim(2)-1) }
 
 // firstKeys are the first keys that the queries of a pass attend to.
 type firstKeys struct {
@@ -29,8 +34,8 @@ func (k *firstKeys) cut(c Config, p passShape, a *arena) {
 	}
 }
 
-// writeFirstKeys fills the buffers of the current flight, whose tokens start at position first.
-func (m *Model) writeFirstKeys(first int) {
+// writeFirstKeys fills the buffers of the current flight, whose tokens start at position 0.
+func (m *Model) writeFirstKeys() {
 	w := &m.ws
 	if w.keys.documents.Present() {
 		m.dev.WriteInts(w.keys.documents, w.batch.Begin)
@@ -38,7 +43,7 @@ func (m *Model) writeFirstKeys(first int) {
 	if w.keys.windows.Present() {
 		begins := room(&w.ints, w.keys.windows.Elements())
 		for i := range begins {
-			begins[i] = int32(max(0, first+i%w.keys.windows.Dim(1)-m.cfg.SlidingWindow+1))
+			begins[i] = int32(max(0, i%w.keys.windows.Dim(1)-m.cfg.SlidingWindow+1))
 			if w.shape.documents {
 				begins[i] = max(begins[i], w.batch.Begin[i])
 			}
@@ -53,22 +58,22 @@ func (w *workspace) ownKeys() kvTarget { return kvTarget{k: w.k, v: w.v} }
 // projections returns a layer's q, k and v projections with the heads computed from them. known
 // means that RQ and RK were computed before and are read, not written.
 func (m *Model) projections(l *layer, st *saved, to kvTarget, known bool) xpu.Projections {
-	cos, sin := m.positions(l)
+	cos, sin := m.positions(l, to)
 	return xpu.Projections{QKV: st.qkv, QWeight: l.qNorm.w, KWeight: l.kNorm.w, Epsilon: m.cfg.NormEps, RQ: st.rq,
 		RK: st.rk, Known: known, Clip: m.cfg.ClipQKV, Cos: cos, Sin: sin,
 		Interleaved: m.cfg.family().interleaved, Scale: m.cfg.AttentionMultiplier, First: to.first, Q: m.ws.q,
 		K: to.k, V: to.v}
 }
 
-// positions returns the rotations of a layer, from this rank's first position on.
-func (m *Model) positions(l *layer) (cos, sin xpu.Tensor) {
+// positions returns the rotations of a layer, from the position of index 0 of a target on: this
+// rank's first position, or a later one in a cache.
+func (m *Model) positions(l *layer, to kvTarget) (cos, sin xpu.Tensor) {
 	rope := m.rotations(l)
-	cos, sin = rope.cos, rope.sin
+	first := to.position - to.first
 	if m.ws.shape.headRanks() > 1 {
-		first := m.parallel.Heads.Rank() * m.ws.shape.s * m.ws.shape.tensor
-		cos, sin = cos.Rows(first, cos.Dim(0)), sin.Rows(first, sin.Dim(0))
+		first += m.parallel.Heads.Rank() * m.ws.shape.s * m.ws.shape.tensor
 	}
-	return cos, sin
+	return rope.cos.Rows(first, rope.cos.Dim(0)), rope.sin.Rows(first, rope.sin.Dim(0))
 }
 
 // context returns the result of the attention of a layer's tokens: of all heads, padded in a latent
@@ -86,11 +91,14 @@ func (m *Model) attention(l *layer, st *saved, to kvTarget) xpu.Attention {
 	if l.window > 0 {
 		begin = m.ws.keys.windows
 	}
+	if to.position > 0 { // all keys of the cache
+		begin = xpu.Tensor{}
+	}
 	if m.ws.shape.headRanks() > 1 {
 		w := &m.ws.heads
 		return xpu.Attention{Q: w.q, K: w.k, V: w.v, Begin: begin, Context: st.wholeCtx, LSE: st.lse}
 	}
-	return xpu.Attention{Q: m.ws.q, K: to.k, V: to.v, First: to.first, Begin: begin, Context: m.context(st),
+	return xpu.Attention{Q: m.ws.q, K: to.k, V: to.v, First: to.seen(), Begin: begin, Context: m.context(st),
 		LSE: st.lse}
 }
 
@@ -104,6 +112,10 @@ func (m *Model) attend(ctx context.Context, l *layer, st *saved, to kvTarget) er
 	if m.cfg.latent() {
 		if err := m.projectLatent(ctx, l, st); err != nil {
 			return err
+		}
+		if to.position > 0 {
+			m.attendLatents(l, st, to)
+			return m.addAttention(ctx, l, st)
 		}
 		m.splitLatent(l, st, to, false)
 	} else if err := m.project(ctx, l, st, to); err != nil {
@@ -126,6 +138,12 @@ func (m *Model) attend(ctx context.Context, l *layer, st *saved, to kvTarget) er
 	if m.cfg.latent() {
 		m.narrowContext(st)
 	}
+	m.keepPrompt(l, to)
+	return m.addAttention(ctx, l, st)
+}
+
+// addAttention computes x1 from x0 and the result of the attention.
+func (m *Model) addAttention(ctx context.Context, l *layer, st *saved) error {
 	if y := m.blockOutput(st.y1); y.Present() {
 		if err := m.blockProduct(ctx, y, st.ctx, l.out.w.T(), xpu.MatMulOptions{}); err != nil {
 			return err

@@ -97,14 +97,16 @@ func (m *Model) Generate(ctx context.Context, prompt []uint32, o GenerateOptions
 	return nil
 }
 
-// A decoder reads one sequence chunk by chunk and keeps the keys and values of the tokens read.
+// A decoder reads one sequence, first the prompt and then token by token, and keeps the keys and
+// values of the tokens read. See [layerCache].
 type decoder struct {
 	m        *Model
 	capacity int
 	length   int
-	k, v     []xpu.Tensor // of each layer, [1, G, capacity, D]
-	last     xpu.Tensor   // [rows, V] buffer for logits
-	host     []float32    // for logits, if the device has its own memory
+	layers   []layerCache
+	space    generateSpace
+	last     xpu.Tensor // [rows, V] buffer for logits
+	host     []float32  // for logits, if the device has its own memory
 }
 
 // newDecoder makes a decoder for a sequence of at most capacity tokens that returns the logits of
@@ -118,16 +120,8 @@ func (m *Model) newDecoder(capacity, rows int) (*decoder, error) {
 		return nil, fmt.Errorf("a sequence of %d tokens is beyond the model's max_position_embeddings %d", capacity,
 			c.MaxPositions)
 	}
-	d := &decoder{m: m, capacity: capacity, k: make([]xpu.Tensor, c.Layers), v: make([]xpu.Tensor, c.Layers)}
-	var err error
-	for l := range c.Layers {
-		if err == nil {
-			d.k[l], err = m.dev.New(xpu.Float32, 1, c.KVHeads, capacity, c.HeadDim())
-		}
-		if err == nil {
-			d.v[l], err = m.dev.New(xpu.Float32, 1, c.KVHeads, capacity, c.HeadDim())
-		}
-	}
+	d := &decoder{m: m, capacity: capacity, layers: make([]layerCache, c.Layers)}
+	err := d.newCache()
 	if err == nil {
 		d.last, err = m.dev.New(xpu.Float32, rows, c.VocabSize)
 	}
@@ -140,18 +134,20 @@ func (m *Model) newDecoder(capacity, rows int) (*decoder, error) {
 
 // close releases the decoder's memory.
 func (d *decoder) close() {
-	for l := range d.k {
-		d.m.dev.Release(d.k[l])
-		d.m.dev.Release(d.v[l])
-	}
+	d.freeCache()
 	d.m.dev.Release(d.last)
 }
 
-// append reads tokens. It leaves their final hidden states in ws.h until the model's next use.
+// append reads the prompt, or one more token. It leaves their final hidden states in ws.h until the
+// model's next use.
 func (d *decoder) append(ctx context.Context, tokens []uint32) error {
 	m, c := d.m, d.m.cfg
 	if len(tokens) == 0 {
 		return fmt.Errorf("an empty sequence has no next token; give at least one token")
+	}
+	if d.length > 0 && len(tokens) > 1 {
+		return fmt.Errorf("%d tokens after %d; after the prompt, a decoder reads one token at a time", len(tokens),
+			d.length)
 	}
 	if len(tokens) > d.capacity-d.length {
 		return fmt.Errorf("%d tokens after %d exceed the decoder's capacity of %d", len(tokens), d.length, d.capacity)
@@ -173,10 +169,10 @@ func (d *decoder) append(ctx context.Context, tokens []uint32) error {
 		return err
 	}
 	m.embedTokens(func(i int) uint32 { return tokens[i] })
-	err = m.decode(ctx, m.ws.xL, func(l int) kvTarget {
-		return kvTarget{k: d.k[l], v: d.v[l], first: d.length}
-	})
-	if err != nil {
+	if d.length == 0 {
+		d.orderPrompt(len(tokens))
+	}
+	if err := m.decode(ctx, m.ws.xL, d.target); err != nil {
 		return err
 	}
 	m.normalizeLast(false)

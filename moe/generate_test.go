@@ -15,44 +15,121 @@ import (
 
 	"mula/xpu"
 	"mula/xpu/cpu"
+	"mula/xpu/discrete"
 )
 
-// Reading a sequence piece by piece with a cache gives the logits of reading it at once.
+// Reading a prompt and then token by token with a cache gives the logits of reading the sequence at
+// once. The cache needs the bytes that CacheMemory returns.
 func TestIncrementalLogits(t *testing.T) {
-	for name, cfg := range gradientCases(t) {
-		m := newModel(t, cfg, 2)
+	cases := gradientCases(t)
+	for _, name := range []string{"olmo3", "qwen3_moe, long window", "deepseek_v2"} {
+		cases[name] = map[string]Config{"olmo3": olmo3Case(t), "qwen3_moe, long window": longWindow(t),
+			"deepseek_v2": oddLatent(t)}[name]
+	}
+	for name, cfg := range cases {
+		m := newModelOn(t, discrete.New(cpu.New(2, xpu.FP32)), cfg)
 		randomize(m, 1)
-		tokens := randomBatch(cfg, 1, 2*queryBlock+20, 2).Tokens
+		tokens := randomBatch(cfg, 1, queryBlock+19, 2).Tokens
 		v := cfg.VocabSize
 		want, err := m.Logits(t.Context(), tokens)
 		if err != nil {
 			t.Fatal(err)
 		}
-		d, err := m.newDecoder(len(tokens)+5, 1)
-		if err != nil {
-			t.Fatal(err)
-		}
 		worst := 0.0
-		for first, sizes := 0, []int{7, 1, 1, 70, 1, 3, 1, 1, 1}; first < len(tokens); {
-			n := 1
-			if len(sizes) > 0 {
-				n, sizes = sizes[0], sizes[1:]
-			}
-			n = min(n, len(tokens)-first)
-			if err := d.append(t.Context(), tokens[first:first+n]); err != nil {
-				t.Fatal(err)
-			}
-			first += n
-			logits, err := d.logits(t.Context(), 1)
+		for _, prompt := range []int{1, 3, queryBlock + 7} { // fewer tokens than a window, and more
+			d, err := m.newDecoder(len(tokens)+5, 1)
 			if err != nil {
 				t.Fatal(err)
 			}
-			worst = max(worst, maxDiff(t, logits, want[(first-1)*v:first*v]))
+			for first := 0; first < prompt+13; {
+				n := 1
+				if first == 0 {
+					n = prompt
+				}
+				if err := d.append(t.Context(), tokens[first:first+n]); err != nil {
+					t.Fatal(err)
+				}
+				first += n
+				logits, err := d.logits(t.Context(), 1)
+				if err != nil {
+					t.Fatal(err)
+				}
+				worst = max(worst, maxDiff(t, logits, want[(first-1)*v:first*v]))
+			}
+			bytes := int64(0)
+			for _, l := range d.layers {
+				for _, kept := range []xpu.Tensor{l.k, l.v, l.latents} {
+					if kept.Present() {
+						bytes += 4 * int64(kept.Elements())
+					}
+				}
+			}
+			if by := cfg.CacheMemory(len(tokens) + 5); bytes != by {
+				t.Errorf("%s: the cache has %d bytes, by CacheMemory %d", name, bytes, by)
+			}
+			d.close()
 		}
 		t.Logf("%s: largest difference %.2g", name, worst)
 		if !(worst < 1e-5) {
 			t.Errorf("%s: logits differ by %g", name, worst)
 		}
+	}
+}
+
+// olmo3Case is a model with windows in three of four layers, which are longer than some prompts.
+func olmo3Case(t *testing.T) Config {
+	cfg := gradientCases(t)["llama"]
+	cfg.Architecture, cfg.Layers, cfg.SlidingWindow = OLMo3, 5, 6
+	return cfg
+}
+
+// longWindow is a model whose window is longer than the sequence of the test.
+func longWindow(t *testing.T) Config {
+	cfg := gradientCases(t)["qwen3_moe"]
+	cfg.SlidingWindow = 1000
+	return cfg
+}
+
+// oddLatent is a model without latents of queries, with an odd rank of the others, and with values
+// that are larger than keys.
+func oddLatent(t *testing.T) Config {
+	cfg := gradientCases(t)["deepseek_v3"]
+	cfg.Architecture, cfg.QueryRank, cfg.KVRank, cfg.ValueSize = DeepSeekV2, 0, 23, 13
+	cfg.NormTopK = false
+	return cfg
+}
+
+// The caches of published models have the sizes that the documentation states.
+func TestCacheMemory(t *testing.T) {
+	deepSeek := gradientCases(t)["deepseek_v3"]
+	deepSeek.Layers, deepSeek.KVRank, deepSeek.RotatedSize = 61, 512, 64
+	if got, want := deepSeek.CacheMemory(1000), int64(61*1000*(512+64)*4); got != want {
+		t.Errorf("DeepSeek-V3: %d bytes, want %d", got, want)
+	}
+	gptOSS := gradientCases(t)["gpt_oss"]
+	gptOSS.Layers, gptOSS.KVHeads, gptOSS.HeadSize, gptOSS.SlidingWindow = 24, 8, 64, 128
+	if got, want := gptOSS.CacheMemory(1000), int64(12*(1000+128)*2*8*64*4); got != want {
+		t.Errorf("gpt-oss-20b: %d bytes, want %d", got, want)
+	}
+	if got, want := gptOSS.CacheMemory(100), int64(24*100*2*8*64*4); got != want {
+		t.Errorf("gpt-oss-20b, a short text: %d bytes, want %d", got, want)
+	}
+}
+
+// A decoder reads a prompt once.
+func TestDecoderRefusesSecondPrompt(t *testing.T) {
+	m := newModel(t, mustPreset(t, "mula-nano"), 1)
+	d, err := m.newDecoder(9, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.close()
+	if err := d.append(t.Context(), []uint32{1, 2}); err != nil {
+		t.Fatal(err)
+	}
+	err = d.append(t.Context(), []uint32{3, 4})
+	if err == nil || !strings.Contains(err.Error(), "one token at a time") {
+		t.Errorf("error %v", err)
 	}
 }
 

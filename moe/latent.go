@@ -21,7 +21,7 @@ import (
 // The backward pass keeps the latents, and computes queries, keys and values again.
 //
 // The heads have the size that queries and keys, or values, need: the smaller ones are padded with
-// zeros. Generation keeps the expanded keys and values of all heads, not the latents.
+// zeros. Generation keeps the latents; see [layerCache].
 //
 // Ranks of [comm.TP] share the heads. Each computes the latents of the tokens of all ranks.
 
@@ -209,7 +209,7 @@ func (s latentSide) norm(weights tensor) xpu.Norm {
 
 // latentHeads returns a layer's projections and heads. The projections are absent.
 func (m *Model) latentHeads(l *layer, to kvTarget) xpu.LatentHeads {
-	cos, sin := m.positions(l)
+	cos, sin := m.positions(l, to)
 	return xpu.LatentHeads{Interleaved: m.cfg.RopeInterleave, Cos: cos, Sin: sin, Scale: m.cfg.latentScale(),
 		First: to.first, Q: m.ws.q, K: to.k, V: to.v}
 }
@@ -247,14 +247,25 @@ func (m *Model) projectLatent(ctx context.Context, l *layer, st *saved) error {
 // before.
 func (m *Model) splitLatent(l *layer, st *saved, to kvTarget, known bool) {
 	w, s := &m.ws.latent, &st.latent
-	if s.q.x.Present() {
-		m.dev.Normalize(w.normedQ, s.q.x, s.q.norm(l.latent.qNorm), known)
-		m.dev.MatMul(w.queries, w.normedQ, l.latent.q.w.T(), xpu.MatMulOptions{})
-	}
+	m.projectQueries(l, st, known)
 	m.dev.Normalize(w.normedKV, s.kv.x, s.kv.norm(l.latent.kvNorm), known)
 	m.dev.MatMul(w.keysValues, w.normedKV, l.latent.kv.w.T(), xpu.MatMulOptions{})
+	m.splitLatentHeads(l, st, to)
+}
+
+// projectQueries computes the projections to queries in the workspace from the latent of queries,
+// if there is one. known is as in splitLatent.
+func (m *Model) projectQueries(l *layer, st *saved, known bool) {
+	if w, q := &m.ws.latent, &st.latent.q; q.x.Present() {
+		m.dev.Normalize(w.normedQ, q.x, q.norm(l.latent.qNorm), known)
+		m.dev.MatMul(w.queries, w.normedQ, l.latent.q.w.T(), xpu.MatMulOptions{})
+	}
+}
+
+// splitLatentHeads computes the heads from the projections in the workspace.
+func (m *Model) splitLatentHeads(l *layer, st *saved, to kvTarget) {
 	heads := m.latentHeads(l, to)
-	heads.Queries, heads.KeysValues, heads.Rotated = w.queries, w.keysValues, s.rotated
+	heads.Queries, heads.KeysValues, heads.Rotated = m.ws.latent.queries, m.ws.latent.keysValues, st.latent.rotated
 	m.dev.SplitLatent(heads)
 }
 

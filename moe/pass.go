@@ -309,7 +309,7 @@ func (m *Model) embedTokens(token func(i int) uint32) {
 // l to target(l).
 func (m *Model) decode(ctx context.Context, end xpu.Tensor, target func(l int) kvTarget) error {
 	w := &m.ws
-	m.writeFirstKeys(target(0).first)
+	m.writeFirstKeys()
 	if w.row0.Present() {
 		zeros := room(&w.ints, w.row0.Elements())
 		clear(zeros)
