@@ -444,11 +444,25 @@ func (e *estimateReport) write(w io.Writer) {
 		add("seconds: "+part.Name, func(r *estimate.Result) string { return fmt.Sprintf("%.4g", part.Of(r.Time)) })
 	}
 	add("seconds: step", func(r *estimate.Result) string { return fmt.Sprintf("%.4g", r.StepTime) })
+	if t.Own {
+		add("gradients during the backward pass, seconds", func(r *estimate.Result) string {
+			return fmt.Sprintf("%.4g", r.Time.Hidden)
+		})
+	}
 	add("tokens/s", func(r *estimate.Result) string {
 		return quantity.Tokens(int64(r.TokensPerSecond / float64(r.Layout.Ranks())))
 	})
 	add("tokens/s, all ranks", func(r *estimate.Result) string { return quantity.Tokens(int64(r.TokensPerSecond)) })
 	add("MFU", func(r *estimate.Result) string { return quantity.FixedPercent(r.MFU, 2) })
+	if r.Checkpoint != nil {
+		size("checkpoint", func(r *estimate.Result) float64 { return float64(r.Checkpoint.Bytes) })
+		add("checkpoint: seconds to write", func(r *estimate.Result) string {
+			return fmt.Sprintf("%.4g", r.Checkpoint.Write)
+		})
+		add("checkpoint: seconds to load", func(r *estimate.Result) string {
+			return fmt.Sprintf("%.4g", r.Checkpoint.Load)
+		})
+	}
 	one.write(w)
 	for _, r := range e.Results {
 		if !r.Fits {
@@ -505,8 +519,15 @@ func (e *estimateReport) write(w io.Writer) {
 		fmt.Fprintln(w, "Not included: on a GPU, gradients, weights and tokens for other ranks pass through the "+
 			"host, which sums the gradients.")
 	}
-	fmt.Fprintln(w, "Also assumed: tokens are distributed evenly over experts, all ranks have the same speed, "+
-		"nothing overlaps, and in a run over several groups of nodes every group receives the same traffic.")
+	if f := last.Machine.FileSystem; last.Checkpoint != nil {
+		fmt.Fprintf(w, "The times of a checkpoint rest on file_system, %s/s (%s): %s.\n",
+			quantity.Bytes(int64(f.Value)), f.Kind, f.Source)
+	}
+	also := "Also assumed: tokens are distributed evenly over experts, "
+	if !last.Trainer.Own {
+		also += "nothing overlaps, "
+	}
+	fmt.Fprintln(w, also+"and in a run over several groups of nodes every group receives the same traffic.")
 }
 
 func printPublished(c *cli.Context) error {

@@ -23,8 +23,8 @@ var (
 	curveColours = map[Scheme]string{EPSO: "#0072b2", SO: "#d55e00", Unsharded: "#5b5b5b"}
 	curveDashes  = map[Scheme]string{EPSO: "", SO: "7 4", Unsharded: "2 3"}
 	// of [Parts]
-	partColours = []string{"#0072b2", "#56b4e9", "#cc79a7", "#a6761d", "#8a6fb0", "#c8c8c8", "#d55e00", "#009e73",
-		"#222222", "#e69f00"}
+	partColours = []string{"#0072b2", "#f0e442", "#56b4e9", "#cc79a7", "#a6761d", "#8a6fb0", "#c8c8c8", "#d55e00",
+		"#009e73", "#222222", "#e69f00"}
 )
 
 // Chart draws estimates of one model on one machine with different schemes. It returns a
@@ -157,10 +157,14 @@ func steps(d *chart.Drawing, results []*Result, y, left, right float64) float64 
 		if !used {
 			continue
 		}
+		width := 32 + 6.5*float64(len(p.Name))
+		if x+width > right+130 {
+			x, y = left, y+16
+		}
 		d.Add(`<rect x="%s" y="%s" width="11" height="11" fill="%s"/>`, x, y,
 			partColours[i])
 		d.Text("", x+15, y+10, chart.Start, p.Name)
-		x += 32 + 6.5*float64(len(p.Name))
+		x += width
 	}
 	y += 24
 	for _, r := range results {

@@ -49,6 +49,8 @@ type Result struct {
 	Traffic  []Exchange `json:"traffic"`        // of the stage with the most traffic of gradients and weights
 	Received int64      `json:"votes_received"` // bytes of votes and norm, by the rank that receives most
 
+	Checkpoint *Checkpoint `json:"checkpoint,omitempty"` // nil for other trainers, and without [Machine.FileSystem]
+
 	Time            Time    `json:"seconds"`
 	StepTime        float64 `json:"step_seconds"`
 	TokensPerSecond float64 `json:"tokens_per_second"`
@@ -82,6 +84,15 @@ func sent(all []Exchange, purposes ...Purpose) float64 {
 
 // Compute estimates a run.
 func Compute(in Input) (*Result, error) {
+	r, err := computeSteps(in)
+	if err == nil && in.Trainer.Own && in.Machine.FileSystem.Value > 0 {
+		r.Checkpoint = r.checkpoint()
+	}
+	return r, err
+}
+
+// computeSteps is Compute without checkpoints.
+func computeSteps(in Input) (*Result, error) {
 	if err := in.Config.Validate(); err != nil {
 		return nil, err
 	}
@@ -148,13 +159,24 @@ func Compute(in Input) (*Result, error) {
 			slowest = pass
 		}
 		step := Time{Update: Stepped(s, l) * in.Trainer.update() / m.MemoryBandwidth.Value}
+		var gradients []bucketTimes
 		for _, e := range weights {
 			seconds := m.seconds(m.place(l, e.Group), e, in.collectives())
 			if e.Purpose == ForGradients {
 				step.Gradients += seconds
+				gradients = append(gradients, s.bucketTimes(c, l, i, e, seconds))
 			} else {
 				step.Weights += seconds
 			}
+		}
+		if in.Trainer.Own { // other trainers are not known to overlap
+			logits := 0.0
+			if s.Head {
+				logits = 6 * float64(c.VocabSize) * float64(c.HiddenSize)
+			}
+			rate := pass.Compute / (work + again)
+			step.Hidden = s.hidden(gradients, rate*logits*2/3, rate*(work*2/3+again))
+			step.Gradients -= step.Hidden
 		}
 		if step.OptimizerStep() > r.Time.OptimizerStep() {
 			r.Time = step
@@ -164,6 +186,7 @@ func Compute(in Input) (*Result, error) {
 	r.Time.Compute, r.Time.Dispatch, r.Time.Stages = micro*slowest.Compute, micro*slowest.Dispatch, micro*slowest.Stages
 	r.Time.Sequences, r.Time.Tensor = micro*slowest.Sequences, micro*slowest.Tensor
 	r.Time.Votes = forVotes
+	r.Time.Waiting = m.waiting(r.Time.Compute, l.Ranks())
 	r.Time.Bubble = pipeline.Idle(l.Size(comm.PP), l.VirtualStages, l.MicroBatches()) * slowest.Passes()
 	r.StepTime = r.Time.Step()
 	for rank := range l.Ranks() {
@@ -236,7 +259,7 @@ func Sensitivities(in Input, from, to int, strong bool) ([]Sensitivity, error) {
 	var out []Sensitivity
 	names, figures := in.Machine.fields()
 	for i, f := range figures {
-		if f.Kind != Assumed {
+		if f.Kind != Assumed || f == &in.Machine.FileSystem { // checkpoints are not in the time of a step
 			continue
 		}
 		s := Sensitivity{Figure: names[i], Value: f.Value, Why: f.Source}
@@ -250,7 +273,7 @@ func Sensitivities(in Input, from, to int, strong bool) ([]Sensitivity, error) {
 			if _, err := changed.Machine.check(); err != nil {
 				figures[i].Value = 1
 			}
-			r, err := Compute(changed)
+			r, err := computeSteps(changed)
 			if err != nil {
 				return nil, err
 			}

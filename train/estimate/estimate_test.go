@@ -2,6 +2,7 @@ package estimate
 
 import (
 	"math"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
@@ -481,6 +482,114 @@ func TestStepByHand(t *testing.T) {
 	}
 	if again.Memory.Activations >= r.Memory.Activations {
 		t.Errorf("recomputation keeps %d bytes, without it %d", again.Memory.Activations, r.Memory.Activations)
+	}
+}
+
+// Sums of gradients during the backward pass, by hand: the pass of 10 s has the head in its first 2
+// s, and two layers of 4 s. Buckets wait for the pass and for each other.
+func TestHidden(t *testing.T) {
+	s := Stage{Layers: 2}
+	for _, test := range []struct {
+		what      string
+		exchanges []bucketTimes
+		hidden    float64
+	}{
+		{"nothing to send", nil, 0},
+		// head in 2..3, last layer in 6..7, first layer after 10
+		{"short exchanges", []bucketTimes{{head: 1, layer: 1}}, 2},
+		{"the embedding comes last", []bucketTimes{{head: 1, layer: 1, embedding: 3}}, 2},
+		// 2..7, 7..12, 12..17
+		{"long exchanges follow each other", []bucketTimes{{head: 5, layer: 5}}, 8},
+		// experts and the rest of a layer: 6..9, after 10
+		{"two groups", []bucketTimes{{layer: 1}, {layer: 2}}, 3},
+	} {
+		if got := s.hidden(test.exchanges, 2, 10); math.Abs(got-test.hidden) > 1e-12 {
+			t.Errorf("%s: %g s are hidden, want %g", test.what, got, test.hidden)
+		}
+	}
+
+	// In a run, a bucket's time is its share of the weights. The hidden time is a part of the
+	// exchanges, and not in the step.
+	in := Input{Model: "mula-tiny", Config: preset(t, "mula-tiny"), Trainer: Mula, Precision: xpu.BF16,
+		Machine: simple(),
+		Layout: Layout{Shape: shape(4, 1, 1), Optimizer: EPSO, Dispatch: moe.AllToAll, BatchSize: 4,
+			MicroBatchSize: 1, SequenceLength: 1024, Recompute: moe.RecomputeNone}}
+	r, err := Compute(in)
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := 0.0
+	for _, e := range r.Traffic {
+		if e.Purpose == ForGradients {
+			all += r.seconds([]Exchange{e})
+		}
+	}
+	c := in.Config
+	last := all * float64(c.VocabSize*c.HiddenSize) / float64(r.Stages[0].Replicated+r.Stages[0].Divided)
+	if sum := r.Time.Gradients + r.Time.Hidden; math.Abs(sum/all-1) > 1e-9 || r.Time.Hidden <= 0 ||
+		r.Time.Gradients < 0.9*last {
+		t.Errorf("%g s of gradients after the pass and %g s during it; want %g in all, at least %g after it",
+			r.Time.Gradients, r.Time.Hidden, all, last)
+	}
+}
+
+// The mean of the largest of n normal variables, in 20,000 draws.
+func TestWaiting(t *testing.T) {
+	m := simple()
+	if w := m.waiting(10, 1000); w != 0 {
+		t.Errorf("%g s without variation", w)
+	}
+	m.Variation.Value = 0.1
+	random := rand.New(rand.NewPCG(1, 2))
+	for _, n := range []int{1, 2, 12, 100} {
+		sum := 0.0
+		for range 20_000 {
+			largest := math.Inf(-1)
+			for range n {
+				largest = max(largest, random.NormFloat64())
+			}
+			sum += largest
+		}
+		// ranks compute for 10 s, with a standard deviation of 1 s
+		if got, want := m.waiting(10, n), sum/20_000; math.Abs(got-want) > 0.04 {
+			t.Errorf("%d ranks wait %g s for the slowest, want %g", n, got, want)
+		}
+	}
+}
+
+// A checkpoint's times, by hand: 12 bytes for each weight, and a node that sends 5e8 bytes/s.
+func TestCheckpointTimes(t *testing.T) {
+	c := preset(t, "mula-tiny")
+	in := Input{Model: "mula-tiny", Config: c, Trainer: Mula, Precision: xpu.BF16, Machine: simple(),
+		Layout: Layout{Shape: shape(8, 1, 1), Optimizer: EPSO, Dispatch: moe.AllToAll, BatchSize: 8,
+			MicroBatchSize: 1, SequenceLength: 1024, Recompute: moe.RecomputeNone}}
+	in.Machine.NodesPerGroup.Value = 100
+	n := float64(c.TotalParameters())
+	for _, test := range []struct {
+		fileSystem  float64
+		ranks       int
+		write, load float64
+	}{
+		{1e9, 8, 12 * n / 1e9, 12*n/1e9 + 2*4*n/5e8},
+		{1e10, 8, 12 * n / (4 * 5e8), 12*n/(4*5e8) + 2*4*n/5e8}, // limited by four nodes
+		{1e8, 2, 12 * n / 1e8, 12*n/1e8 + 4*n/2e9},              // inside a node
+		{1e8, 1, 12 * n / 1e8, 12 * n / 1e8},
+	} {
+		in.Layout.Shape = shape(test.ranks, 1, 1)
+		in.Machine.FileSystem.Value = test.fileSystem
+		r, err := Compute(in)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := r.Checkpoint; got == nil || got.Bytes != int64(12*n) || math.Abs(got.Write/test.write-1) > 1e-9 ||
+			math.Abs(got.Load/test.load-1) > 1e-9 {
+			t.Errorf("%d ranks, file system of %g bytes/s: %+v, want %g s to write and %g s to load", test.ranks,
+				test.fileSystem, got, test.write, test.load)
+		}
+	}
+	in.Machine.FileSystem.Value = 0
+	if r, err := Compute(in); err != nil || r.Checkpoint != nil {
+		t.Errorf("without a file system: %+v, %v", r.Checkpoint, err)
 	}
 }
 

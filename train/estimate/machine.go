@@ -62,6 +62,11 @@ type Machine struct {
 	// rows of a product that keep a rank's device busy, which determine blocks of logits: see
 	// [moe.LogitsTokens]
 	ProductRows Figure `yaml:"product_rows" json:"product_rows"`
+	// standard deviation of the time that a rank computes in a step, as a fraction of its mean. The
+	// times of ranks and steps are independent and normally distributed.
+	Variation Figure `yaml:"variation" json:"variation"`
+	// bytes/s of the shared file system, for all nodes together
+	FileSystem Figure `yaml:"file_system" json:"file_system"`
 }
 
 // Aurora is the machine at Argonne that trained the Mula models. A rank is a tile of a GPU.
@@ -101,6 +106,10 @@ var Aurora = Machine{
 	ProductRows: Figure{2048, Derived,
 		"a product of 2,048 columns has two of mula's tiles of 128 × 256 for each of a tile's 64 Xe-cores (Intel at " +
 			"Hot Chips 34, 2022)"},
+	Variation: Figure{0.01, Assumed, "no measurement is published"},
+	FileSystem: Figure{1e12, Assumed,
+		"DAOS wrote checkpoints of MLPerf Storage 2.0 at nearly 1 TB/s (a summary of ALCF's results, which had " +
+			"another number of nodes)"},
 }
 
 // fields returns the figures of a machine and their names in the file.
@@ -119,8 +128,9 @@ func (m *Machine) fields() (names []string, figures []*Figure) {
 }
 
 // optional lists the figures that a file may omit. Without groups, the full network rate is
-// available between all nodes. Without product_rows, a rank's device is a GPU.
-var optional = []string{"nodes_per_group", "global_network", "product_rows"}
+// available between all nodes. Without product_rows, a rank's device is a GPU. Without variation,
+// all ranks are equally fast. Without file_system, the times of checkpoints are not estimated.
+var optional = []string{"nodes_per_group", "global_network", "product_rows", "variation", "file_system"}
 
 // gpuRows is product_rows of a GPU.
 const gpuRows = 2048
@@ -194,10 +204,16 @@ func (m *Machine) check() (name string, err error) {
 		case names[i] == "ranks_per_node":
 			low, high, open = 1, 1<<20, false
 		}
-		if names[i] == "product_rows" {
+		switch names[i] {
+		case "product_rows":
 			high = 1 << 20
+		case "variation":
+			high = 1
 		}
 		if !(f.Value >= low && f.Value <= high) || open && f.Value == low {
+			if !open {
+				return names[i], fmt.Errorf("%s is %g; it must be from %g to %g", names[i], f.Value, low, high)
+			}
 			return names[i], fmt.Errorf("%s is %g; it must be above %g and at most %g", names[i], f.Value, low, high)
 		}
 	}

@@ -76,6 +76,7 @@ func TestMachineFile(t *testing.T) {
 		{line("latency", "latency: {value: 0, kind: guessed}\n"),
 			`latency.kind is "guessed"; allowed: published, derived, measured, assumed`},
 		{line("latency", "latencies: {value: 0}\n"), `unknown field "latencies"; did you mean "latency"?`},
+		{line("variation", "variation: {value: 1.5}\n"), "variation is 1.5; it must be from 0 to 1"},
 		{line("global_network", ""), "global_network is missing; set both or neither"},
 	} {
 		if _, err := parseMachineText([]byte(test.text), "m.yaml"); err == nil ||

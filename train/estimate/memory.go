@@ -67,7 +67,9 @@ func StageMemory(c moe.Config, l Layout, t Trainer, i int) Memory {
 		if l.Background {
 			m.Checkpoint = over(savedBytes(c, t), int64(l.Ranks()))
 		}
-		m.Snapshots = 2 * int64(l.SnapshotCopies) * over(snapshotBytes(c, t), int64(l.Ranks()))
+		if n := int64(l.SnapshotCopies); n > 0 {
+			m.Snapshots = 2 * n * over(snapshotBytes(c, t), int64(l.Ranks()))
+		}
 		m.Exchange = sums + stageBytes(c, l, t) + roundedBytes(c, l, t, s)
 		m.HostOnly = sums + m.Checkpoint + m.Snapshots
 		pass := c.Memory(moe.Pass{Rows: l.microBatch(), SequenceLength: l.SequenceLength,

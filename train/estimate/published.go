@@ -166,8 +166,9 @@ func ComparePublished() ([]Comparison, error) {
 		published, why := 0.0, "the same with SO; nothing is published"
 		if scheme == EPSO {
 			published = publishedScaling
-			why = "two causes in the model: a smaller share of the gradients is one's own, and beyond 64 nodes " +
-				"messages leave their dragonfly group; slow ranks are not in it. No figure was fitted to this row, " +
+			why = "three causes in the model: a smaller share of the gradients is one's own, beyond 64 nodes " +
+				"messages leave their dragonfly group, and more ranks wait longer for the slowest. No figure was " +
+				"fitted to this row, " +
 				"but it rests on efficiencies that were fitted to, or chosen in sight of, the ratios above"
 		}
 		add(in.Model, fmt.Sprintf("efficiency at %d tiles against %d, %s", publishedTo, publishedFrom, scheme),

@@ -46,7 +46,7 @@ func Scaling(in Input, from, to int, strong bool) ([]Point, error) {
 		}
 		next := in
 		next.Layout = l
-		r, err := Compute(next)
+		r, err := computeSteps(next)
 		if err != nil {
 			return nil, fmt.Errorf("%d ranks: %w", ranks, err)
 		}
