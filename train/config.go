@@ -258,7 +258,7 @@ const (
 // unless it is nil.
 func (l LayoutConfig) groupOptions(hosts *comm.Hosts) group.Options {
 	return group.Options{Fast: l.Sums == fastSums, InnerReplicas: l.SumReplicas, SequenceRanks: l.CP,
-		VirtualStages: l.VirtualStages, Hosts: hosts}
+		VirtualStages: l.VirtualStages, Nested: l.Optimizer == estimate.SO, Hosts: hosts}
 }
 
 // Sums is the order in which gradients are added over ranks.
@@ -606,11 +606,7 @@ func (c Config) Validate() error {
 				"is %d, but model.tie_word_embeddings needs the same weights in the first and the last stage; set "+
 					"layout.pp to 1, or tie_word_embeddings to false", stages))
 	}
-	switch tp := c.Layout.TP; {
-	case tp > 1 && c.Layout.Optimizer == estimate.SO:
-		errs = append(errs, strictyaml.Invalid("layout.optimizer", "is %q, which needs layout.tp: 1; it is %d; use %s",
-			c.Layout.Optimizer, tp, estimate.EPSO))
-	case tp > 1 && c.Optimizer.Name.NeedsWholeTensors():
+	if tp := c.Layout.TP; tp > 1 && c.Optimizer.Name.NeedsWholeTensors() {
 		errs = append(errs, strictyaml.Invalid("layout.tp", "is %d, but the update of %s needs complete matrices; "+
 			"must be 1", tp, c.Optimizer.Name))
 	}

@@ -93,7 +93,7 @@ func TestEstimateIsWhatRanksSend(t *testing.T) {
 				if err != nil {
 					return err
 				}
-				s := optimizer.NewSharding(groups.Mesh, groups.Within, scheme, false, sent, d, m.Parameters(),
+				s := optimizer.NewSharding(groups.Mesh, innerOf(groups), scheme, false, sent, d, m.Parameters(),
 					m.Buckets())
 				o, err := optimizer.NewSharded(ctx, defaultOptimizer(optimizer.AdamW), 100, d,
 					m.Parameters(), sizes, s)
@@ -185,7 +185,7 @@ func TestSumBytesAreTheCommunicators(t *testing.T) {
 						if err != nil {
 							return err
 						}
-						s := optimizer.NewSharding(groups.Mesh, groups.Within, scheme, name.NeedsWholeTensors(),
+						s := optimizer.NewSharding(groups.Mesh, innerOf(groups), scheme, name.NeedsWholeTensors(),
 							xpu.Float32, device(t, 1), m.Parameters(), m.Buckets())
 						for b := range m.Buckets() {
 							transfers := m.Device().Transfers()
@@ -311,7 +311,7 @@ func TestTensorMemory(t *testing.T) {
 			if longtest.Rounds(0, 1) == 0 && j != i%len(moe.Recomputes()) {
 				continue
 			}
-			l.Optimizer = []estimate.Scheme{estimate.EPSO, estimate.Unsharded}[(i+j)%2]
+			l.Optimizer = []estimate.Scheme{estimate.EPSO, estimate.Unsharded, estimate.SO}[(i+j)%3]
 			more := fmt.Sprintf("%ssteps: 2\nrecompute: %s\nprecision: %s\noptimizer: {name: %s}\n", model, recompute,
 				xpu.Precisions()[j%len(xpu.Precisions())], []optimizer.Name{optimizer.AdamW, optimizer.Lion}[j%2])
 			if l.CP <= 1 && j%2 == 1 {
@@ -343,9 +343,14 @@ func measureMemory(t *testing.T, c Config) {
 			mu.Lock()
 			defer mu.Unlock()
 			own := &sums[r.OwnIndex(comm.PP)]
-			sums := r.Group(comm.Replicas).SumMemory() + r.Group(comm.Data).SumMemory() + r.Within.SumMemory()
-			if r.Size(comm.TP) > 1 {
-				sums += r.Group(comm.Slices).SumMemory()
+			sums := r.Group(comm.Replicas).SumMemory() + r.Within.SumMemory()
+			switch nested := c.Layout.Optimizer == estimate.SO; {
+			case r.Size(comm.TP) == 1:
+				sums += r.Group(comm.Data).SumMemory()
+			case nested: // other groups add only losses
+				sums += r.WithinTensor.SumMemory() + r.Across.SumMemory()
+			default:
+				sums += r.Group(comm.Data).SumMemory() + r.Group(comm.Slices).SumMemory()
 			}
 			*own = max(*own, sums)
 		},

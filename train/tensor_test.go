@@ -45,9 +45,12 @@ func TestTensorLayouts(t *testing.T) {
 			{DP: 2, EP: 1, TP: 2, CP: 2},
 			{DP: 1, EP: 1, TP: 2, PP: 2}, {DP: 1, EP: 1, TP: 4}, {DP: 2, EP: 1, TP: 2},
 			{DP: 2, EP: 1, TP: 2, Optimizer: estimate.Unsharded},
+			{DP: 2, EP: 1, TP: 2, Optimizer: estimate.SO},
 			{DP: 2, EP: 1, TP: 2, CP: 2, PP: 2, VirtualStages: 2}},
-		tensorExperts: {{DP: 1, EP: 2, TP: 2}, {DP: 1, EP: 2, TP: 2, Optimizer: estimate.Unsharded},
-			{DP: 2, EP: 1, TP: 2}, {DP: 1, EP: 2, TP: 2, PP: 2, VirtualStages: 2}},
+		tensorExperts: {{DP: 2, EP: 2, TP: 2}, {DP: 2, EP: 2, TP: 2, Optimizer: estimate.SO},
+			{DP: 1, EP: 2, TP: 2}, {DP: 1, EP: 2, TP: 2, Optimizer: estimate.Unsharded},
+			{DP: 1, EP: 2, TP: 2, Optimizer: estimate.SO}, {DP: 2, EP: 1, TP: 2},
+			{DP: 1, EP: 2, TP: 2, PP: 2, VirtualStages: 2}},
 		tensorWide: {{DP: 1, EP: 2, TP: 2}, {DP: 1, EP: 2, TP: 2, PP: 2}, {DP: 1, EP: 1, TP: 4},
 			{DP: 2, EP: 1, TP: 2, Optimizer: estimate.Unsharded}, {DP: 2, EP: 1, TP: 2, CP: 2}},
 		tensorGate: {{DP: 1, EP: 2, TP: 2}, {DP: 1, EP: 2, TP: 2, PP: 2}, {DP: 2, EP: 1, TP: 2}},
@@ -153,7 +156,6 @@ func TestTensorConfig(t *testing.T) {
 	for more, want := range map[string]string{
 		model + "layout: {tp: 4}\n":                "layout.tp is 4, which does not divide num_key_value_heads 2",
 		model + "layout: {tp: 0}\n":                "layout.tp is 0",
-		model + "layout: {tp: 2, optimizer: so}\n": "layout.optimizer is \"so\", which needs layout.tp: 1",
 		model + "layout: {tp: 2, expert_dp: 2, cp: 2}\n": "layout.cp is 2, but layout.cp · layout.tp = 4, and 4 " +
 			"ranks cannot divide",
 		model + "layout: {tp: 2}\noptimizer: {name: muon}\n": "layout.tp is 2, but the update of muon needs " +
@@ -183,6 +185,7 @@ func TestTensorBytes(t *testing.T) {
 		LayoutConfig
 	}{{tensorDense, LayoutConfig{DP: 2, EP: 1, TP: 2}},
 		{tensorDense, LayoutConfig{DP: 2, EP: 1, TP: 2, Optimizer: estimate.Unsharded}},
+		{tensorExperts, LayoutConfig{DP: 2, EP: 2, TP: 2, Optimizer: estimate.SO}},
 		{tensorExperts, LayoutConfig{DP: 1, EP: 2, TP: 2}}, {tensorLatents, LayoutConfig{DP: 1, EP: 2, TP: 2}},
 		{tensorWide, LayoutConfig{DP: 1, EP: 2, TP: 2}}, {tensorGate, LayoutConfig{DP: 1, EP: 2, TP: 2}}} {
 		model, l := test.model, test.LayoutConfig
@@ -213,6 +216,9 @@ func TestTensorBytes(t *testing.T) {
 				defer mu.Unlock()
 				tokens += before[r.Group(comm.TP)]
 				weights += sum(r.Group(comm.Replicas), r.Group(comm.Data), r.Group(comm.Slices), r.Within)
+				if c.Layout.Optimizer == estimate.SO {
+					weights += sum(r.WithinTensor, r.Across)
+				}
 				votes += sum(r.Stage)
 			}})
 		in, err := c.EstimateInput(plan, estimate.Aurora)

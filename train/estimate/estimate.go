@@ -205,20 +205,28 @@ func computeSteps(in Input) (*Result, error) {
 // in a group. Each of these is a bucket: the experts of a layer, the rest of a layer, the
 // embedding, and the final norm with the head.
 func buckets(c moe.Config, l Layout, i int, s Stage, g comm.Axes) int {
-	replicated, divided := s.Layers, s.ExpertLayers
+	replicated, divided, sliced := s.Layers, s.ExpertLayers, 0
+	if l.Size(comm.TP) > 1 {
+		sliced = s.Layers
+	}
 	if i == 0 && (l.Size(comm.PP) > 1 || !c.TieEmbeddings) {
 		replicated++
 	}
 	if s.Head {
 		replicated++
 	}
-	switch {
-	case g == comm.Replicas && l.Optimizer == SO:
+	within, across := l.nested()
+	switch so := l.Optimizer == SO; {
+	case so && g == within:
+		return replicated
+	case so && g == comm.Replicas && g == across:
 		return replicated + divided
+	case so && g == across:
+		return replicated + sliced
 	case g == comm.Replicas:
 		return divided
-	case g == comm.Slices:
-		return s.Layers
+	case g == comm.Slices, so && g == comm.EP:
+		return sliced
 	}
 	return replicated
 }

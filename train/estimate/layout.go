@@ -136,10 +136,7 @@ func (l Layout) check(c moe.Config) error {
 		return fmt.Errorf("sum_replicas is %d; it must divide expert_dp, which is %d", n, l.Size(comm.ExpertDP))
 	}
 	if tp := l.Size(comm.TP); tp > 1 {
-		switch n := l.rowRanks(); {
-		case l.Optimizer == SO:
-			return fmt.Errorf("optimizer is %q, which needs tp 1; tp is %d", SO, tp)
-		case l.SequenceLength%n != 0:
+		if n := l.rowRanks(); l.SequenceLength%n != 0 {
 			return fmt.Errorf("tp is %d; tp·cp = %d must divide the sequence length, which is %d", tp, n,
 				l.SequenceLength)
 		}

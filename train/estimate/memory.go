@@ -124,7 +124,7 @@ func stateBytes(c moe.Config, l Layout, t Trainer, s Stage, i int) int64 {
 	replicas, data, slices := 1, 1, 1
 	switch l.Optimizer {
 	case SO:
-		replicas, data = l.Size(comm.Replicas), l.Size(comm.Replicas)
+		replicas, data, slices = l.Size(comm.Replicas), l.Size(comm.ExpertDP), l.Size(comm.ExpertDP)
 	case EPSO:
 		replicas, data, slices = l.Size(comm.Replicas), l.Size(comm.Data), l.Size(comm.Slices)
 	}
@@ -264,7 +264,12 @@ func SumBytes(c moe.Config, l Layout, t Trainer, stage int) int64 {
 	case Unsharded:
 		return of(comm.Data, true, replicated...) + of(comm.Replicas, true, experts) + of(comm.Slices, true, sliced)
 	case SO:
-		return of(comm.EP, true, replicated...) + of(comm.Replicas, false, append(replicated, experts)...)
+		within, across := l.nested()
+		if across == comm.Replicas {
+			return of(within, true, replicated...) + of(across, false, append(replicated, experts)...)
+		}
+		return of(within, true, replicated...) + of(comm.EP, true, sliced) +
+			of(across, false, append(replicated, sliced)...) + of(comm.Replicas, false, experts)
 	}
 	return of(comm.Data, false, replicated...) + of(comm.Replicas, false, experts) + of(comm.Slices, false, sliced)
 }

@@ -239,12 +239,17 @@ type bucketTimes struct{ head, layer, embedding float64 }
 // by their numbers of weights. Layers are assumed to be equal.
 func (s Stage) bucketTimes(c moe.Config, l Layout, stage int, e Exchange, seconds float64) bucketTimes {
 	var b bucketTimes
-	// with replicated weights, which the groups of experts and of slices do not exchange
-	if replicated := e.Group != comm.Slices && (e.Group != comm.Replicas || l.Optimizer == SO); replicated {
-		total := s.Replicated
-		if e.Group == comm.Replicas {
-			total += s.Divided
-		}
+	total := s.Replicated // the group's weights, if it has replicated ones
+	within, across := l.nested()
+	switch so := l.Optimizer == SO; {
+	case so && e.Group == comm.Replicas && e.Group == across:
+		total += s.Divided
+	case so && e.Group == across:
+		total += s.Sliced
+	case e.Group == comm.Replicas, e.Group == comm.Slices, so && e.Group == comm.EP && e.Group != within:
+		total = 0
+	}
+	if total > 0 {
 		vocabulary := seconds * float64(c.VocabSize) * float64(c.HiddenSize) / float64(total)
 		if s.Head && (stage > 0 || !c.TieEmbeddings) {
 			b.head = vocabulary

@@ -77,9 +77,19 @@ func OptimizerTraffic(s Stage, l Layout, t Trainer) []Exchange {
 		add(ForGradients, comm.OpAllReduce, comm.Replicas, divided)
 		add(ForGradients, comm.OpAllReduce, comm.Slices, s.Sliced)
 	case SO:
-		add(ForGradients, comm.OpAllReduce, comm.EP, replicated)
-		add(ForGradients, comm.OpReduceScatter, comm.Replicas, replicated+divided)
-		add(ForWeights, comm.OpAllGather, comm.Replicas, replicated+divided)
+		within, across := l.nested()
+		add(ForGradients, comm.OpAllReduce, within, replicated)
+		add(ForGradients, comm.OpAllReduce, comm.EP, s.Sliced)
+		both := func(purpose Purpose, o comm.Operation) {
+			if across == comm.Replicas {
+				add(purpose, o, across, replicated+divided)
+				return
+			}
+			add(purpose, o, across, replicated+s.Sliced)
+			add(purpose, o, comm.Replicas, divided)
+		}
+		both(ForGradients, comm.OpReduceScatter)
+		both(ForWeights, comm.OpAllGather)
 	case EPSO:
 		add(ForGradients, comm.OpReduceScatter, comm.Data, replicated)
 		add(ForGradients, comm.OpReduceScatter, comm.Replicas, divided)
@@ -89,6 +99,15 @@ func OptimizerTraffic(s Stage, l Layout, t Trainer) []Exchange {
 		add(ForWeights, comm.OpAllGather, comm.Slices, s.Sliced)
 	}
 	return out
+}
+
+// nested returns the groups of [SO] for replicated weights: it sums gradients over the first one,
+// and divides them among the second one.
+func (l Layout) nested() (within, across comm.Axes) {
+	if l.Size(comm.TP) > 1 {
+		return comm.EP | comm.TP, comm.ExpertDP
+	}
+	return comm.EP, comm.Replicas
 }
 
 // dispatchTraffic returns the exchanges of tokens per step, for a rank of stage i, if the router
@@ -418,7 +437,8 @@ func (l Layout) voteBytes(c moe.Config, stage int) (vote, tally, added, counts i
 func Stepped(s Stage, l Layout) float64 {
 	switch l.Optimizer {
 	case SO:
-		return float64(s.Replicated+s.Divided) / float64(l.Size(comm.Replicas))
+		return float64(s.Replicated+s.Sliced)/float64(l.Size(comm.ExpertDP)) +
+			float64(s.Divided)/float64(l.Size(comm.Replicas))
 	case EPSO:
 		return float64(s.Replicated)/float64(l.DataRanks()) + float64(s.Divided)/float64(l.Size(comm.Replicas)) +
 			float64(s.Sliced)/float64(l.Size(comm.Slices))

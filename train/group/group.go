@@ -135,7 +135,13 @@ func loneRank(library string) error {
 type Group struct {
 	*comm.Mesh
 	Within *comm.Comm // the ranks of [comm.EP] again, for gradients in transit at the same time as tokens
-	Stage  *comm.Comm // the ranks of [comm.Data] again, for votes
+
+	// WithinTensor has the ranks of [comm.EP] and [comm.TP], and Across those of [comm.ExpertDP].
+	// Without tensor parallelism they are Within and the group [comm.Replicas]. With it they exist
+	// only with Options.Nested, and are nil otherwise.
+	WithinTensor, Across *comm.Comm
+
+	Stage *comm.Comm // the ranks of [comm.Data] again, for votes
 
 	// Sequence has the ranks that share sequences: consecutive ranks of [comm.Data], which read the
 	// same samples. Heads has those with the same slices of matrices.
@@ -156,7 +162,27 @@ type Options struct {
 	InnerReplicas int         // for [comm.Mesh.SetInner]; 0 means 1
 	SequenceRanks int         // ranks of Heads; 0 means 1
 	VirtualStages int         // groups of layers of a pipeline stage; 0 means 1
+	Nested        bool        // gradients are summed inside WithinTensor first, and then Across
 	Hosts         *comm.Hosts // of all ranks, which then run in this process; nil: their machines
+}
+
+// nest sets WithinTensor and Across.
+func (g *Group) nest(ctx context.Context, options Options) (err error) {
+	switch {
+	case g.Size(comm.TP) == 1:
+		g.WithinTensor, g.Across = g.Within, g.Mesh.Group(comm.Replicas)
+		return nil
+	case !options.Nested:
+		return nil
+	}
+	if g.WithinTensor, err = g.Split(ctx, comm.EP|comm.TP); err != nil {
+		return err
+	}
+	if g.Across, err = g.Split(ctx, comm.ExpertDP); err != nil {
+		return err
+	}
+	g.Across.SetInner(max(1, options.InnerReplicas))
+	return nil
 }
 
 // New creates the groups of a mesh from the world.
@@ -168,6 +194,9 @@ func New(ctx context.Context, world *comm.Comm, shape comm.Shape, options Option
 	g := &Group{Mesh: mesh}
 	if g.Within, err = mesh.Split(ctx, comm.EP); err == nil {
 		g.Stage, err = mesh.Split(ctx, comm.Data)
+	}
+	if err == nil {
+		err = g.nest(ctx, options)
 	}
 	if err == nil {
 		g.Sequence, err = mesh.Consecutive(ctx, comm.Data, max(1, options.SequenceRanks)*mesh.Size(comm.TP))
@@ -182,8 +211,11 @@ func New(ctx context.Context, world *comm.Comm, shape comm.Shape, options Option
 		g.Close()
 		return nil, err
 	}
-	for _, group := range []*comm.Comm{g.Group(comm.Replicas), g.Group(comm.Slices), g.Group(comm.Data), g.Within} {
-		group.SetFast(options.Fast)
+	for _, group := range []*comm.Comm{g.Group(comm.Replicas), g.Group(comm.Slices), g.Group(comm.Data), g.Within,
+		g.WithinTensor, g.Across} {
+		if group != nil {
+			group.SetFast(options.Fast)
+		}
 	}
 	mesh.SetInner(max(1, options.InnerReplicas))
 	hosts := options.Hosts

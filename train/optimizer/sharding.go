@@ -18,12 +18,12 @@ import (
 // which may be empty. If an update needs complete tensors, runs consist of complete tensors.
 //
 //	unsharded   gradients: all-reduce over data (divided: replicas)
-//	so          gradients: replicated all-reduce over the ranks that share experts; then reduce-scatter over
-//	            replicas; weights: all-gather there
+//	so          gradients: replicated all-reduce over ep and tp; then reduce-scatter over expert_dp
+//	            (divided: reduce-scatter over replicas); weights: all-gather there
 //	epso        gradients: reduce-scatter over data (divided: replicas); weights: all-gather there
 //
-// Slices of tensors are divided like divided parameters, among the ranks with the same slices; not
-// with so.
+// Slices of tensors are like replicated parameters, but without tp: epso divides them among the
+// ranks with the same slices, and so first sums them over ep.
 //
 // Gradients and weights are sent from and to host memory: weights in their type, gradients as
 // float32 or bfloat16. A rank rounds its gradients to bfloat16 once, and sums of bfloat16 are
@@ -43,7 +43,6 @@ type Sharding struct {
 
 	scheme  estimate.Scheme
 	mesh    *comm.Mesh
-	within  *comm.Comm // the ranks of [comm.EP]; nothing else uses this group
 	device  xpu.Device
 	host    []float32  // for values of a bucket, if the host does not share memory with the device
 	halves  []uint16   // likewise, of bfloat16
@@ -65,6 +64,7 @@ type Sharding struct {
 
 type bucketShard struct {
 	moe.Bucket
+	within *comm.Comm // the ranks that sum gradients first; nil for none
 	group  *comm.Comm // the ranks that share the update; nil if each rank does the full update
 	bounds []int      // of each rank of the group
 
@@ -78,13 +78,20 @@ type ownedRange struct {
 	writer     bool
 }
 
+// Inner has the communicators with which [estimate.SO] sums gradients. Nothing else uses the first
+// two. The other schemes do not use them.
+type Inner struct {
+	Within       *comm.Comm // the ranks of [comm.EP]
+	WithinTensor *comm.Comm // the ranks of [comm.EP] and [comm.TP]; Within without tensor parallelism
+	Across       *comm.Comm // the ranks of [comm.ExpertDP]
+}
+
 // NewSharding divides the update of a model. All ranks call it. whole means that the update of a
 // tensor cannot be divided. sent is the type of gradients when they are sent.
-func NewSharding(mesh *comm.Mesh, within *comm.Comm, scheme estimate.Scheme, whole bool, sent xpu.DType,
+func NewSharding(mesh *comm.Mesh, inner Inner, scheme estimate.Scheme, whole bool, sent xpu.DType,
 	device xpu.Device, parameters []*moe.Parameter, buckets []moe.Bucket) *Sharding {
-	s := &Sharding{scheme: scheme, mesh: mesh, within: within, device: device, sent: sent,
+	s := &Sharding{scheme: scheme, mesh: mesh, device: device, sent: sent,
 		owned: make([]ownedRange, len(parameters)), bad: -1}
-	replicas := mesh.Group(comm.Replicas)
 	number := map[*moe.Parameter]int{}
 	for i, p := range parameters {
 		number[p] = i
@@ -96,7 +103,11 @@ func NewSharding(mesh *comm.Mesh, within *comm.Comm, scheme estimate.Scheme, who
 		switch {
 		case scheme == estimate.Unsharded:
 		case scheme == estimate.SO && !b.Divided:
-			shard.group, alike = replicas, within
+			shard.within, shard.group = inner.WithinTensor, inner.Across
+			if b.Sliced {
+				shard.within = inner.Within
+			}
+			alike = shard.within
 		default:
 			shard.group, alike = alike, nil
 		}
@@ -125,7 +136,7 @@ func NewSharding(mesh *comm.Mesh, within *comm.Comm, scheme estimate.Scheme, who
 // newSingleSharding returns the sharding of one rank, which owns all parameters.
 func newSingleSharding(device xpu.Device, parameters []*moe.Parameter) *Sharding {
 	mesh := comm.NewSingleMesh()
-	return NewSharding(mesh, mesh.Group(comm.EP), estimate.Unsharded, false, xpu.Float32, device, parameters, nil)
+	return NewSharding(mesh, Inner{}, estimate.Unsharded, false, xpu.Float32, device, parameters, nil)
 }
 
 // cutBucket returns the bounds of n runs of complete blocks, or complete tensors, of a bucket. A
@@ -315,8 +326,8 @@ func sum[N comm.Number](ctx context.Context, s *Sharding, b *bucketShard, grad [
 	switch {
 	case b.group == nil:
 		return comm.AllReduce(ctx, s.holders(b.Bucket), grad)
-	case s.scheme == estimate.SO && !b.Divided:
-		if err := comm.AllReduce(ctx, s.within, grad); err != nil {
+	case b.within != nil:
+		if err := comm.AllReduce(ctx, b.within, grad); err != nil {
 			return err
 		}
 	}

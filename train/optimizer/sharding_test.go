@@ -54,15 +54,16 @@ var layouts = []struct{ DP, EP int }{{4, 1}, {2, 2}, {1, 4}}
 var schemes = []estimate.Scheme{estimate.Unsharded, estimate.SO, estimate.EPSO}
 
 // groupsOf returns the mesh of a layout, and again the group of its ranks on axis ep.
-func groupsOf(ctx context.Context, world *comm.Comm, dp, ep int) (mesh *comm.Mesh, within *comm.Comm, err error) {
+func groupsOf(ctx context.Context, world *comm.Comm, dp, ep int) (mesh *comm.Mesh, inner Inner, err error) {
 	if mesh, err = comm.NewMesh(ctx, world, comm.NewShape(map[comm.Axes]int{comm.ExpertDP: dp, comm.PP: 1,
 		comm.EP: ep})); err != nil {
-		return nil, nil, err
+		return nil, Inner{}, err
 	}
-	if within, err = mesh.Split(ctx, comm.EP); err != nil {
+	within, err := mesh.Split(ctx, comm.EP)
+	if err != nil {
 		mesh.Close()
 	}
-	return mesh, within, err
+	return mesh, Inner{within, within, mesh.Group(comm.Replicas)}, err
 }
 
 // A handModel has tensors as a model of one layer with 4 experts has them, in memory as a model has
@@ -260,14 +261,14 @@ func TestI4SchemesAgree(t *testing.T) {
 					var mu sync.Mutex
 					optimizertest.Together(t, l.DP*l.EP, func(world *comm.Comm) error {
 						ctx := context.Background()
-						groups, within, err := groupsOf(ctx, world, l.DP, l.EP)
+						groups, inner, err := groupsOf(ctx, world, l.DP, l.EP)
 						if err != nil {
 							return err
 						}
 						defer groups.Close()
 						ep := world.Rank() % l.EP
 						parameters, buckets := handModel(ep, l.EP)
-						s := NewSharding(groups, within, scheme, name.NeedsWholeTensors(), xpu.Float32, device(t, 1),
+						s := NewSharding(groups, inner, scheme, name.NeedsWholeTensors(), xpu.Float32, device(t, 1),
 							parameters, buckets)
 						o, err := NewSharded(ctx, config(name, grouped), 100, device(t, 1), parameters, sizes,
 							s)
@@ -386,20 +387,20 @@ func TestI10Bytes(t *testing.T) {
 			var sums [4]int64 // over ranks: sent for gradients of replicated weights, of experts; for weights of both
 			optimizertest.Together(t, l.DP*l.EP, func(world *comm.Comm) error {
 				ctx := context.Background()
-				groups, within, err := groupsOf(ctx, world, l.DP, l.EP)
+				groups, inner, err := groupsOf(ctx, world, l.DP, l.EP)
 				if err != nil {
 					return err
 				}
 				defer groups.Close()
 				parameters, buckets := handModel(world.Rank()%l.EP, l.EP)
-				s := NewSharding(groups, within, scheme, false, xpu.Float32, device(t, 1), parameters, buckets)
+				s := NewSharding(groups, inner, scheme, false, xpu.Float32, device(t, 1), parameters, buckets)
 				if _, err := NewSharded(ctx, defaultOptimizer(AdamW), 100, device(t, 1), parameters, sizes,
 					s); err != nil {
 					return err
 				}
 				sent := func() (bytes int64) {
 					for _, group := range []*comm.Comm{groups.Group(comm.EP), groups.Group(comm.Replicas),
-						groups.Group(comm.Data), within} {
+						groups.Group(comm.Data), inner.Within} {
 						for _, operation := range group.Traffic() {
 							bytes += operation.Bytes()
 						}
@@ -482,14 +483,14 @@ func TestI6NoTokens(t *testing.T) {
 	for _, scheme := range schemes {
 		optimizertest.Together(t, 4, func(world *comm.Comm) error {
 			ctx := context.Background()
-			groups, within, err := groupsOf(ctx, world, 2, 2)
+			groups, inner, err := groupsOf(ctx, world, 2, 2)
 			if err != nil {
 				return err
 			}
 			defer groups.Close()
 			parameters, buckets := handModel(world.Rank()%2, 2)
 			before := slices.Clone(buckets[0].Weight.Floats())
-			s := NewSharding(groups, within, scheme, false, xpu.Float32, device(t, 1), parameters, buckets)
+			s := NewSharding(groups, inner, scheme, false, xpu.Float32, device(t, 1), parameters, buckets)
 			o, err := NewSharded(ctx, defaultOptimizer(AdamW), 100, device(t, 1), parameters, handSizes(), s)
 			if err != nil {
 				return err

@@ -61,12 +61,15 @@ func (a Axes) String() string {
 }
 
 // GroupName returns the name of the group: experts, replicas, data, pipeline, tensor, slices or
-// world.
+// world. Other groups have the names of their axes.
 func (a Axes) GroupName() string {
 	if a == World {
 		return "world"
 	}
-	return groupNames[a]
+	if name := groupNames[a]; name != "" {
+		return name
+	}
+	return a.String()
 }
 
 // MarshalText returns the name of the group.
