@@ -136,9 +136,9 @@ type Group struct {
 	*comm.Mesh
 	Within *comm.Comm // the ranks of [comm.EP] again, for gradients in transit at the same time as tokens
 
-	// WithinTensor has the ranks of [comm.EP] and [comm.TP], and Across those of [comm.ExpertDP].
-	// Without tensor parallelism they are Within and the group [comm.Replicas]. With it they exist
-	// only with Options.Nested, and are nil otherwise.
+	// WithinTensor has the ranks of [comm.EP] and [comm.TP]. Across has the ranks of
+	// [comm.ExpertDP]. Without tensor parallelism they are Within and the group [comm.Replicas].
+	// With it they exist only with Options.Nested, and are nil otherwise.
 	WithinTensor, Across *comm.Comm
 
 	Stage *comm.Comm // the ranks of [comm.Data] again, for votes
