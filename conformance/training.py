@@ -9,14 +9,17 @@ Both start from the same weights and use the same batches.
     … conformance/training.py --precision bf16_mixed [--write]
     … conformance/training.py --precision bf16_compact
     … conformance/training.py --set families [--write]                       parts of other families
+    … conformance/training.py --set balance [--write]                   aux_loss: {form: global}
 
 The text is made by formula. mula makes the tokenizer, the shard, the plan, the batches (mula
 stream) and the initial weights (the checkpoint of a run whose only step has a learning rate of
 1e-30). The reference is transformers' own model with torch's AdamW, clip_grad_norm_ and LambdaLR,
 in fp32. transformers computes the load-balancing loss of form hf. This script computes the z-loss
 and the load-balancing loss of MegaBlocks, which transformers does not have, from its router logits.
-Releases of transformers 5 until spring 2026 return probabilities as router logits, so that their
-load-balancing loss uses a softmax of a softmax. The script refuses these releases.
+With the form global, the reference computes the loss of MegaBlocks over all tokens of the step,
+which is one batch, and mula has micro-batches of one sample. Releases of transformers 5 until
+spring 2026 return probabilities as router logits, so that their load-balancing loss uses a softmax
+of a softmax. The script refuses these releases.
 
 Prints the losses side by side and the largest relative differences, and exits with 1 if a loss
 differs by more than 1e-3. The reference runs a second time with other kernels (attention sdpa,
@@ -29,8 +32,9 @@ With --precision bf16_mixed and bf16_compact, the reference is the model in bflo
 activations and gradients. Its optimizer has float32 masters and adds the gradients of micro-batches
 in float32. It rounds more than mula.
 
---write writes the reference's numbers to golden/training.json, golden/mixed.json or
-golden/families.json. go test ./conformance compares mula's numbers with them.
+--write writes the reference's numbers to golden/training.json, golden/mixed.json,
+golden/families.json or golden/balance.json. go test ./conformance compares mula's numbers with
+them.
 """
 
 import argparse, hashlib, json, math, pathlib, subprocess, sys, tempfile, time
@@ -215,6 +219,33 @@ def families(preset, batch):
     }
 
 
+def balance(preset, batch):
+    """Returns the train.yaml of runs with the load-balancing loss over the global batch."""
+    common = {
+        **runs(preset, batch)["OLMo, dense"],
+        "micro_batch_size": 1,
+        "aux_loss": {"form": "global", "coefficient": 0.05},
+    }
+    return {
+        "OLMoE, load balancing over the global batch, z-loss": {
+            **common,
+            "model": {"preset": preset},
+            "z_loss": {"coefficient": 0.001},
+        },
+        "Qwen 3 MoE, load balancing over the global batch, a layer without experts": {
+            **common,
+            "model": {
+                "preset": preset,
+                "model_type": "qwen3_moe",
+                "head_dim": 24,
+                "norm_topk_prob": True,
+                "dense_layers": "0",
+                "dense_intermediate_size": 64,
+            },
+        },
+    }
+
+
 def corpus(documents):
     """Returns documents of artificial words, as text in training_test.go.
 
@@ -337,7 +368,7 @@ def reference(checkpoint, config, batches, attention="eager", experts="eager", r
         masters, lr=1, betas=opt["betas"], eps=opt["eps"], weight_decay=opt["weight_decay"]
     )
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: learning_rate(schedule, step))
-    rows = config["micro_batch_size"]
+    rows = len(batches[0]) if form == "global" else config["micro_batch_size"]
     out = []
     for batch in batches:
         sums, parts = dict(loss=0.0, aux_loss=0.0, z_loss=0.0), batch.split(rows)
@@ -388,13 +419,13 @@ def main():
     ap.add_argument("--batch", type=int, default=4)
     ap.add_argument("--length", type=int, default=64)
     ap.add_argument("--precision", choices=["fp32", "bf16_mixed", "bf16_compact"], default="fp32")
-    ap.add_argument("--set", choices=["runs", "families"], default="runs", help="the runs to compare")
+    ap.add_argument("--set", choices=["runs", "families", "balance"], default="runs", help="the runs to compare")
     ap.add_argument("--write", action="store_true", help="write the golden file of the precision")
     args = ap.parse_args()
     if args.write and [args.preset, args.batch, args.length] != ["mula-nano", 4, 64]:
         ap.error("the golden file has the default sizes")
-    if args.set == "families" and args.precision != "fp32":
-        ap.error("the runs of other families have fp32")
+    if args.set != "runs" and args.precision != "fp32":
+        ap.error("the runs of this set have fp32")
     if args.write and args.precision == "bf16_compact":
         ap.error("bf16_compact has no golden file of its own; write the file of bf16_mixed")
     import numpy, torch, transformers
@@ -415,7 +446,7 @@ def main():
     with tempfile.TemporaryDirectory() as tmp:
         work = pathlib.Path(tmp)
         text, batches = prepare(args.mula, work, args.batch, args.length)
-        configs = families if args.set == "families" else runs
+        configs = {"runs": runs, "families": families, "balance": balance}[args.set]
         for i, (name, config) in enumerate(configs(args.preset, args.batch).items()):
             config["precision"] = args.precision
             began = time.perf_counter()
@@ -480,8 +511,8 @@ def main():
             "plan": plan,
         }
         name = "training.json" if args.precision == "fp32" else "mixed.json"
-        if args.set == "families":
-            name = "families.json"
+        if args.set != "runs":
+            name = f"{args.set}.json"
         (here / "golden" / name).write_text(
             json.dumps(header, separators=(",", ":"))[:-1] + f',"runs":[\n{lines}\n]}}\n'
         )

@@ -65,6 +65,10 @@ func TestTrainingMixed(t *testing.T) {
 // shared experts, also with a gate; multipliers; attention sinks and a clamped SwiGLU.
 func TestTrainingFamilies(t *testing.T) { testTraining(t, "golden/families.json", 6, "fp32", 1e-3) }
 
+// The load-balancing loss over the global batch, with micro-batches of one sample, where torch has
+// all samples of the step in one batch.
+func TestTrainingBalance(t *testing.T) { testTraining(t, "golden/balance.json", 2, "fp32", 1e-3) }
+
 // testTraining compares losses in a precision with the losses of a golden file with this number of
 // runs. router is the relative tolerance of the losses of the router.
 func testTraining(t *testing.T, path string, runs int, precision string, router float64) {

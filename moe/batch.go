@@ -1,6 +1,7 @@
 package moe
 
 import (
+	"context"
 	"fmt"
 
 	"mula/xpu/comm"
@@ -110,7 +111,7 @@ type Stats struct {
 	Targets int       // number of targets that count
 	RowLoss []float64 // sum of the cross entropies of each row; nil except in the last pipeline stage
 	// load-balancing loss without its coefficient, in the requested form; 0 for a dense model. With
-	// AuxSequence, every stage returns the loss of its own layers
+	// AuxSequence and AuxGlobal, every stage returns the loss of its own layers
 	Aux float64
 	Z   float64 // router z-loss without its coefficient
 	// tokens sent to each expert, [layer with experts][expert], of all layers of this rank; nil
@@ -132,12 +133,19 @@ type BackwardOptions struct {
 	// Tokens is the number of inputs of the whole step. 0 means the same as Targets: all targets
 	// count.
 	//
-	// The load-balancing loss and the z-loss are computed on this batch alone and weighted by its
-	// share of Tokens. With several micro-batches, the step's auxiliary loss is therefore their
-	// mean, weighted by size. It differs from the loss of the joined batch, because the
-	// load-balancing loss is not linear in the batch. Both published trainings do the same.
+	// The z-loss and the load-balancing loss are computed on this batch alone and weighted by its
+	// share of Tokens. AuxSequence and AuxGlobal are different. With several micro-batches, the
+	// step's auxiliary loss is therefore their mean, weighted by size. It differs from the loss of
+	// the joined batch, because the load-balancing loss is not linear in the batch. Both published
+	// trainings do the same.
 	Tokens int64
 	Loss   LossOptions
+
+	// StepCounts is required by AuxGlobal, unless the batch is the whole step. It returns the
+	// number of tokens of the whole step that chose each expert, over all micro-batches and ranks.
+	// own are the choices of this batch. Both have the layers of Stats.ExpertCounts. Each backward
+	// pass calls it once, before it computes gradients.
+	StepCounts func(ctx context.Context, own [][]int64) ([][]int64, error)
 
 	// First means that the batch is the first of a step, in the selected group of layers. Its
 	// gradients replace the contents of the gradients instead of being added to them. That saves

@@ -23,6 +23,12 @@ const (
 	// row; c_lre of them chose expert e. It is 1 at balance. It does not depend on the division of
 	// rows into batches, or among ranks.
 	AuxSequence AuxForm = "sequence"
+	// AuxGlobal computes the loss of each layer over all tokens of the step, of all micro-batches
+	// and ranks (https://arxiv.org/abs/2501.11873, section 3): E/(L·T·K) · Σ_l Σ_e c_le · (Σ_t p_le
+	// / T), for T tokens of the step; c_le of them chose expert e. It is AuxMegaBlocks of the step
+	// as one batch, and 1 at balance. It needs [BackwardOptions.StepCounts]. It does not depend on
+	// the division of the step into batches, or among ranks.
+	AuxGlobal AuxForm = "global"
 )
 
 // LossOptions are the terms that a training step adds to the cross entropy. The zero value adds
@@ -39,10 +45,10 @@ type LossOptions struct {
 // Validate returns an error if the form is unknown or a coefficient is negative.
 func (o LossOptions) Validate() error {
 	switch o.Aux {
-	case "", AuxNone, AuxHF, AuxMegaBlocks, AuxSequence:
+	case "", AuxNone, AuxHF, AuxMegaBlocks, AuxSequence, AuxGlobal:
 	default:
-		return fmt.Errorf("unknown load-balancing loss %q; the choices are %q, %q, %q and %q", o.Aux, AuxNone, AuxHF,
-			AuxMegaBlocks, AuxSequence)
+		return fmt.Errorf("unknown load-balancing loss %q; the choices are %q, %q, %q, %q and %q", o.Aux, AuxNone,
+			AuxHF, AuxMegaBlocks, AuxSequence, AuxGlobal)
 	}
 	if !(o.AuxCoefficient >= 0) || !(o.ZCoefficient >= 0) {
 		return fmt.Errorf("coefficients %g (load balancing) and %g (z-loss) must not be negative", o.AuxCoefficient,

@@ -68,7 +68,12 @@ func (m *Model) stepSize(batch Batch, opts BackwardOptions) (stepSize, error) {
 	if step.tokens == 0 {
 		step.tokens = step.targets
 	}
+	_, sequenceRanks := m.parallel.sequenceRanks()
 	switch {
+	case opts.Loss.Aux == AuxGlobal && opts.StepCounts == nil &&
+		(opts.Targets != 0 && step.tokens != own.tokens || sequenceRanks > 1):
+		return stepSize{}, errors.New("the load-balancing loss over the global batch needs the counts of the whole " +
+			"step; set StepCounts")
 	case opts.Targets == 0 && m.parallel.Mesh.Size(comm.EP) > 1:
 		return stepSize{}, errors.New("the number of targets of the whole step is unknown when ranks share the " +
 			"experts; set Targets")
@@ -121,6 +126,12 @@ func (m *Model) backward(ctx context.Context, opts BackwardOptions, size stepSiz
 		if stats.Aux, err = m.sequenceSlopes(ctx, opts.Loss, size.tokens); err != nil {
 			return Stats{}, err
 		}
+	case len(w.routers) > 0 && opts.Loss.Aux == AuxGlobal:
+		counts, err := m.stepCounts(ctx, opts)
+		if err != nil {
+			return Stats{}, err
+		}
+		stats.Aux = m.globalSlopes(opts.Loss, counts, size.tokens)
 	case len(w.routers) > 0:
 		m.auxSlopes(opts.Loss, share)
 	}

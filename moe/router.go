@@ -178,6 +178,50 @@ func (m *Model) sequenceSlopes(ctx context.Context, o LossOptions, tokens int64)
 	return aux / float64(w.tokens()), nil
 }
 
+// stepCounts returns the number of tokens of the step that chose each expert of the current group's
+// layers with experts.
+func (m *Model) stepCounts(ctx context.Context, opts BackwardOptions) ([][]int64, error) {
+	if opts.StepCounts == nil {
+		return m.ws.counts, nil
+	}
+	own, _ := m.ofAllGroups(m.ws.counts, m.ws.entropy)
+	counts, err := opts.StepCounts(ctx, own)
+	if err != nil {
+		return nil, fmt.Errorf("adding the tokens of experts over the step: %w", err)
+	}
+	if len(counts) != len(own) {
+		return nil, fmt.Errorf("the tokens of experts of the step have %d layers, and the model has %d", len(counts),
+			len(own))
+	}
+	first := 0
+	for i := range m.selected {
+		s := m.groups[i].stage
+		first += len(m.cfg.ExpertLayers(s.from, s.from+s.layers))
+	}
+	return counts[first:][:len(m.ws.counts)], nil
+}
+
+// globalSlopes sets ws.slopes for [AuxGlobal] and returns the loss without its coefficient. counts
+// are the choices of the step, and tokens is its number of tokens.
+func (m *Model) globalSlopes(o LossOptions, counts [][]int64, tokens int64) (aux float64) {
+	c, w := &m.cfg, &m.ws
+	perChoice := float64(c.Experts) / (float64(m.expertLayers) * float64(tokens) * float64(c.ExpertsPerToken))
+	slopes := room(&w.floats, w.slopes.Elements())
+	rows := w.slopes.Dim(1)
+	for number := range w.routers {
+		for e, p := range w.routers[number].Probs {
+			term := perChoice * float64(counts[number][e])
+			aux += term * p
+			slope := float32(o.AuxCoefficient * term / float64(tokens))
+			for row := range rows {
+				slopes[(number*rows+row)*c.Experts+e] = slope
+			}
+		}
+	}
+	m.dev.Write(w.slopes.Flat(), slopes)
+	return aux / float64(w.tokens())
+}
+
 // routeGrad turns the gradients of the routing weights, ws.dweight, and of the router losses into
 // the gradient of the layer's logits, ws.router. With that it adds to the gradients of the
 // router's weights and of its input, ws.dh.

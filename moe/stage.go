@@ -77,16 +77,7 @@ func (m *Model) StageForward(ctx context.Context, slot int, batch Batch, in, out
 // StageLoss runs a batch through this stage's layers without a backward pass; in and out are as in
 // [Model.StageForward]. The last stage returns the loss, like [Model.Forward]. Slot 0 must be free.
 func (m *Model) StageLoss(ctx context.Context, batch Batch, in, out *Relay) (Stats, error) {
-	if err := batch.check(m.cfg, m.parallel); err != nil {
-		return Stats{}, err
-	}
-	if err := m.checkRelays(batch, in, out); err != nil {
-		return Stats{}, err
-	}
-	if err := m.take(0, batch, false); err != nil {
-		return Stats{}, err
-	}
-	if err := m.forward(ctx, in, out); err != nil {
+	if err := m.pass(ctx, batch, in, out); err != nil {
 		return Stats{}, err
 	}
 	if m.stage.last {
@@ -98,15 +89,44 @@ func (m *Model) StageLoss(ctx context.Context, batch Batch, in, out *Relay) (Sta
 	return m.stats(AuxHF), nil
 }
 
+// StageCounts runs a batch through this stage's layers, like [Model.StageLoss] without the loss. It
+// returns the number of tokens that chose each expert, as Stats.ExpertCounts.
+func (m *Model) StageCounts(ctx context.Context, batch Batch, in, out *Relay) ([][]int64, error) {
+	if err := m.pass(ctx, batch, in, out); err != nil {
+		return nil, err
+	}
+	if m.stage.last {
+		if err := m.settle(ctx); err != nil {
+			return nil, err
+		}
+	}
+	counts, _ := m.ofAllGroups(m.ws.counts, m.ws.entropy)
+	return counts, nil
+}
+
+// pass runs a batch through this stage's layers without a backward pass.
+func (m *Model) pass(ctx context.Context, batch Batch, in, out *Relay) error {
+	if err := batch.check(m.cfg, m.parallel); err != nil {
+		return err
+	}
+	if err := m.checkRelays(batch, in, out); err != nil {
+		return err
+	}
+	if err := m.take(0, batch, false); err != nil {
+		return err
+	}
+	return m.forward(ctx, in, out)
+}
+
 // StageBackward runs the batch of a slot back through this stage's layers and adds to the gradients
 // of their weights, or sets them, like [Model.Backward]. in is the next stage's result, nil on the
 // last stage; out receives this stage's result and is nil on the first stage. The slot is free
 // afterwards.
 //
 // The last stage returns Loss, RowLoss, Aux and Z; ExpertCounts and RouterEntropy cover this
-// group's layers. In the form [AuxSequence] every group has an Aux. A SetRecompute between
-// StageForward and StageBackward has no effect on the batch. StageBackward selects the group of
-// layers of the batch.
+// group's layers. In the forms [AuxSequence] and [AuxGlobal] every group has an Aux. A SetRecompute
+// between StageForward and StageBackward has no effect on the batch. StageBackward selects the
+// group of layers of the batch.
 func (m *Model) StageBackward(ctx context.Context, slot int, opts BackwardOptions, in, out *Relay) (Stats, error) {
 	if slot < 0 || slot >= len(m.flights) || !m.flights[slot].waits {
 		return Stats{}, fmt.Errorf("slot %d has no batch under way; call StageForward first", slot)

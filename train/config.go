@@ -113,10 +113,11 @@ type ModelConfig struct {
 	given map[string]bool // fields set in the file whose default would come from the plan
 }
 
-// AuxLossConfig describes the load-balancing loss, which is computed per micro-batch, or in the
-// form "sequence" per sequence.
+// AuxLossConfig describes the load-balancing loss, which is computed per micro-batch, in the form
+// "sequence" per sequence, or in the form "global" over all tokens of a step.
 type AuxLossConfig struct {
-	Form        moe.AuxForm `yaml:"form"` // "hf", "megablocks", "sequence" or "none"; default "hf", for dense models "none"
+	// "hf", "megablocks", "sequence", "global" or "none"; default "hf", for dense models "none"
+	Form        moe.AuxForm `yaml:"form"`
 	Coefficient float64     `yaml:"coefficient"`
 }
 
@@ -545,7 +546,7 @@ func (c Config) Validate() error {
 			string(optimizer.WarmupFromMin)),
 		within("schedule.decay_steps", float64(c.Schedule.DecaySteps), 0, maxSteps),
 		oneOf("aux_loss.form", c.AuxLoss.Form, "", string(moe.AuxHF), string(moe.AuxMegaBlocks),
-			string(moe.AuxSequence), string(moe.AuxNone)),
+			string(moe.AuxSequence), string(moe.AuxGlobal), string(moe.AuxNone)),
 		within("aux_loss.coefficient", c.AuxLoss.Coefficient, 0, finite),
 		within("z_loss.coefficient", c.ZLoss.Coefficient, 0, finite),
 		optionalWithin("router_bias.update_speed", c.RouterBias.UpdateSpeed, 0, 1),

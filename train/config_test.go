@@ -163,7 +163,7 @@ func TestParseConfigErrors(t *testing.T) {
 		{"log: {slow_factor: 0.5, slow_steps: -1}\n", []string{"log.slow_factor is 0.5", "log.slow_steps is -1"}},
 		{"metrics_listen: localhost\n", []string{"train.yaml:1:", `metrics_listen is "localhost"`, "127.0.0.1:9400"}},
 		{"device: gpu\n", []string{"train.yaml:1:", `device is "gpu"`, "cpu"}},
-		{"aux_loss: {form: paper}\n", []string{`aux_loss.form is "paper"`, "hf, megablocks, sequence, none"}},
+		{"aux_loss: {form: paper}\n", []string{`aux_loss.form is "paper"`, "hf, megablocks, sequence, global, none"}},
 		{"model: {preset: mula-1b}\naux_loss: {form: hf}\n", []string{"train.yaml:2:", "dense", "none"}},
 		{"model: {preset: mula-1b}\nz_loss: {coefficient: 0.1}\n", []string{"train.yaml:2:", "dense"}},
 		{"checkpoint: {keep: 0}\n", []string{"checkpoint.keep is 0", "1"}},

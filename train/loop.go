@@ -267,12 +267,13 @@ type trainer struct {
 // A batch is the data of the current step.
 type batch struct {
 	// Of this rank.
-	rows    samples.Rows
-	origins []votes.Row // of rows, without results
-	passes  int         // backward passes; may exceed the number of micro-batches
-	before  int64       // number of rows of lower ranks, each row counted once
-	pending []reduction // of each bucket whose gradients are being summed
-	experts []int64     // [M·E] choices of each expert of this rank's M layers with experts, if they are needed
+	rows       samples.Rows
+	origins    []votes.Row // of rows, without results
+	passes     int         // backward passes; may exceed the number of micro-batches
+	mostPasses int         // of all ranks
+	before     int64       // number of rows of lower ranks, each row counted once
+	pending    []reduction // of each bucket whose gradients are being summed
+	experts    []int64     // [M·E] choices of each expert of this rank's M layers with experts, if they are needed
 
 	// Of all ranks.
 	samples int
@@ -683,10 +684,11 @@ func (r *run) countRows(ctx context.Context, err error) error {
 	if slices.Min(counts) < 0 {
 		return collective.Agree(ctx, r.ranks.World(), err)
 	}
+	most := slices.Max(counts)
 	if r.ranks.Size(comm.EP) > 1 { // a rank without rows still computes with its experts
-		n = slices.Max(counts)
+		n = most
 	}
-	b.passes = (int(n) + r.config.MicroBatchSize - 1) / r.config.MicroBatchSize
+	b.passes, b.mostPasses = r.microBatches(int(n)), r.microBatches(int(most))
 	b.samples, b.before = 0, 0
 	stage := r.ranks.Shape.Group(r.ranks.Rank(), comm.Data) // other stages have the same rows
 	for reader := range r.ranks.Readers() {
@@ -699,10 +701,16 @@ func (r *run) countRows(ctx context.Context, err error) error {
 	return r.countTargets(ctx)
 }
 
+// microBatches returns the number of micro-batches of a rank's rows.
+func (r *run) microBatches(rows int) int {
+	return (rows + r.config.MicroBatchSize - 1) / r.config.MicroBatchSize
+}
+
 // fullRows sets the numbers of rows if every rank has all its rows.
 func (r *run) fullRows(ctx context.Context, rows int) error {
 	b := &r.batch
-	b.passes = (rows + r.config.MicroBatchSize - 1) / r.config.MicroBatchSize
+	b.passes = r.microBatches(rows)
+	b.mostPasses = b.passes
 	b.samples, b.before = r.config.BatchSize, int64(r.ranks.Reader()*rows)
 	return r.countTargets(ctx)
 }
@@ -849,6 +857,9 @@ func (r *run) sumGradients(ctx context.Context, options moe.BackwardOptions,
 	step := pipeline.Step{Number: r.state.Step, Rows: &r.batch.rows, MicroBatch: r.config.MicroBatchSize,
 		Passes: r.batch.passes,
 		Before: r.batch.before, Position: func(row int) int64 { return r.batch.origins[row].Position }}
+	if options.Loss.Aux == moe.AuxGlobal {
+		step.SumCounts, step.MostPasses = r.sumCounts, r.batch.mostPasses
+	}
 	if r.ranks.Ranks() > 1 && !r.options.late {
 		step.Done = func(bucket int) { r.reduce(ctx, bucket) }
 	}
@@ -874,6 +885,21 @@ func (r *run) sumGradients(ctx context.Context, options moe.BackwardOptions,
 		p.transfers.Join()
 	}
 	return failed
+}
+
+// sumCounts adds the tokens of each expert over all ranks of this rank's pipeline stage.
+func (r *run) sumCounts(ctx context.Context, counts [][]int64) error {
+	sums := slices.Concat(counts...)
+	if len(sums) == 0 {
+		return nil
+	}
+	if err := comm.AllReduce(ctx, r.ranks.Stage, sums); err != nil {
+		return fmt.Errorf("adding the tokens of experts over ranks: %w", err)
+	}
+	for _, layer := range counts {
+		sums = sums[copy(layer, sums):]
+	}
+	return nil
 }
 
 // A reduction is a sum of gradients over ranks, and its copies from and to the device.

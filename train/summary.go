@@ -212,8 +212,8 @@ func (c Config) estimateLayout(sequenceLength int) estimate.Layout {
 		Shape:     c.Layout.shape(),
 		Optimizer: c.Layout.Optimizer, Dispatch: c.Layout.Dispatch, SumReplicas: c.Layout.SumReplicas,
 		SequenceRanks: c.Layout.CP, VirtualStages: c.Layout.VirtualStages,
-		ReduceNorm: c.Layout.Norm == reduceNorms,
-		BatchSize:  c.BatchSize, MicroBatchSize: c.MicroBatchSize, SequenceLength: sequenceLength,
+		ReduceNorm: c.Layout.Norm == reduceNorms, GlobalBalance: c.AuxLoss.Form == moe.AuxGlobal,
+		BatchSize: c.BatchSize, MicroBatchSize: c.MicroBatchSize, SequenceLength: sequenceLength,
 		Recompute: c.Recompute, Activations: c.activations(), Documents: c.Attention == samples.DocumentAttention,
 		Background: c.Checkpoint.Background, SnapshotCopies: copies,
 	}

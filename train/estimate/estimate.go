@@ -129,7 +129,8 @@ func computeSteps(in Input) (*Result, error) {
 	forVotes := 0.0
 	for i, s := range stages {
 		work, again := flops(c, l, i)
-		r.Computed = max(r.Computed, (work+again)*tokens)
+		all := work + again + countingFLOPs(c, l, in.Trainer, i)
+		r.Computed = max(r.Computed, all*tokens)
 		dispatch := dispatchTraffic(c, i, l, in.Trainer)
 		sequences := sequenceTraffic(c, s, l, in.Trainer)
 		tensor := tensorTraffic(c, i, l, in.Trainer)
@@ -148,8 +149,7 @@ func computeSteps(in Input) (*Result, error) {
 
 		micro := float64(l.MicroBatches())
 		pass := Time{
-			Compute: (work +
-				again) * float64(l.microBatch()) * float64(l.rowTokens()) / (peak * m.ComputeEfficiency.Value),
+			Compute:   all * float64(l.microBatch()) * float64(l.rowTokens()) / (peak * m.ComputeEfficiency.Value),
 			Dispatch:  r.seconds(dispatch) / micro,
 			Sequences: r.seconds(sequences) / micro,
 			Tensor:    r.seconds(tensor) / micro,
@@ -174,7 +174,7 @@ func computeSteps(in Input) (*Result, error) {
 			if s.Head {
 				logits = 6 * float64(c.VocabSize) * float64(c.HiddenSize)
 			}
-			rate := pass.Compute / (work + again)
+			rate := pass.Compute / all
 			step.Hidden = s.hidden(gradients, rate*logits*2/3, rate*(work*2/3+again))
 			step.Gradients -= step.Hidden
 		}

@@ -41,6 +41,9 @@ type Layout struct {
 
 	ReduceNorm bool `json:"reduce_norm"` // layout.norm is reduce
 
+	// aux_loss.form of mula is global: the load-balancing loss needs the choices of the whole step
+	GlobalBalance bool `json:"global_balance,omitempty"`
+
 	BatchSize      int           `json:"batch_size"`       // sequences per step, over all ranks
 	MicroBatchSize int           `json:"micro_batch_size"` // sequences that a rank computes at once
 	SequenceLength int           `json:"sequence_length"`
@@ -80,6 +83,12 @@ func (l Layout) MarshalJSON() ([]byte, error) {
 // DataRanks is the number of ranks that have the same replicated weights. Without context and
 // tensor parallelism it is the data-parallel size, as in Megatron.
 func (l Layout) DataRanks() int { return l.Size(comm.Data) }
+
+// countsFirst reports whether mula counts the choices of experts in forward passes of all
+// micro-batches before their other passes; see [moe.AuxGlobal].
+func (l Layout) countsFirst(t Trainer) bool {
+	return l.GlobalBalance && t.Own && (l.MicroBatches() > 1 || l.virtualStages() > 1)
+}
 
 func (l Layout) virtualStages() int { return max(1, l.VirtualStages) }
 

@@ -262,6 +262,20 @@ func (s Stage) bucketTimes(c moe.Config, l Layout, stage int, e Exchange, second
 	return b
 }
 
+// countingFLOPs returns the FLOPs of stage i for one token in a forward pass that counts the
+// choices of experts.
+func countingFLOPs(c moe.Config, l Layout, t Trainer, i int) float64 {
+	if !l.countsFirst(t) {
+		return 0
+	}
+	l.Recompute = moe.RecomputeNone
+	work, repeated := flops(c, l, i)
+	if i == l.Size(comm.PP)-1 {
+		work -= 6 * float64(c.VocabSize) * float64(c.HiddenSize)
+	}
+	return (work + repeated) / 3
+}
+
 // update returns the memory traffic of an update, in bytes per weight. An update reads the
 // gradient, reads and writes the state, and writes the weight. It also reads the weight, unless the
 // state has a copy of the weight.

@@ -144,6 +144,13 @@ func dispatchTraffic(c moe.Config, i int, l Layout, t Trainer) []Exchange {
 			counts *= depth
 			callsThere += micro * depth
 		}
+		if l.countsFirst(t) { // another forward pass
+			there += copies * depth * (h + 2*k)
+			back += copies * depth * h
+			callsThere += micro * (2*depth + counts/(micro*(n-1)))
+			callsBack += micro * depth
+			counts *= 2
+		}
 	} else {
 		there = copies * (2*depth + again) * h
 		back = there
@@ -185,7 +192,11 @@ func sequenceTraffic(c moe.Config, s Stage, l Layout, t Trainer) []Exchange {
 			again-- // the last layer
 		}
 		queries, heads := int64(c.QueryWidth()), int64(c.QueryWidth()+2*c.KVWidth())
-		width, calls := 2*depth*(heads+queries)+again*heads, 4*depth+again
+		passes := int64(2) // each exchanges as much
+		if l.countsFirst(t) {
+			passes++
+		}
+		width, calls := passes*depth*(heads+queries)+again*heads, 2*passes*depth+again
 		if l.Recompute == moe.RecomputeLayers {
 			width, calls = width+again*queries, calls+again
 		}
@@ -232,6 +243,13 @@ func tensorTraffic(c moe.Config, i int, l Layout, t Trainer) []Exchange {
 		if c.HasSharedGate(layer) {
 			gates++
 		}
+		if l.countsFirst(t) {
+			forward := int64(1)
+			if c.HasNetwork(layer) {
+				forward++
+			}
+			gathers, sums, norms = gathers+forward, sums+forward, norms+1
+		}
 		if l.Recompute == moe.RecomputeLayers {
 			sums, norms = sums+again, norms+again
 			if c.HasNetwork(layer) { // otherwise the backward pass of the attention does not gather its inputs
@@ -242,8 +260,12 @@ func tensorTraffic(c moe.Config, i int, l Layout, t Trainer) []Exchange {
 	// of all ranks in one exchange in each micro-batch: each has l.tokens
 	scores := n * l.tokens() * int64(t.Activations) * (n - 1)
 	hidden := scores * int64(c.HiddenSize)
-	out := []Exchange{exchange(ForTensor, comm.OpAllGather, comm.TP, int(n), int(micro*(gathers+2*gates)),
-		gathers*hidden+2*gates*scores),
+	gathered := 2 * gates
+	if l.countsFirst(t) {
+		gathered += gates
+	}
+	out := []Exchange{exchange(ForTensor, comm.OpAllGather, comm.TP, int(n), int(micro*(gathers+gathered)),
+		gathers*hidden+gathered*scores),
 		exchange(ForTensor, comm.OpReduceScatter, comm.TP, int(n), int(micro*(sums+gates)), sums*hidden+gates*scores)}
 	if c.HasWideNorms() {
 		out = append(out, exchange(ForTensor, comm.OpAllReduce, comm.TP, int(n), int(micro*norms),
@@ -255,20 +277,28 @@ func tensorTraffic(c moe.Config, i int, l Layout, t Trainer) []Exchange {
 // PipelineTraffic returns the exchanges between stages per step: hidden states of each micro-batch
 // forward, and their gradients backward, from each group of layers to the next. mula also sends, in
 // a separate message, the sums over layers for the losses of the router, and their gradients: 2E+2
-// numbers of 8 bytes.
+// numbers of 8 bytes. A forward pass that counts the choices of experts sends them again, and
+// with one group of layers a byte to the stage before.
 func PipelineTraffic(c moe.Config, l Layout, t Trainer) []Exchange {
 	if l.Size(comm.PP) == 1 {
 		return nil
 	}
 	tokens := l.tokens()
 	groups := l.virtualStages()
-	calls, total := 2*groups*l.MicroBatches(), tokens*int64(c.HiddenSize)*int64(t.Activations)
+	passes, notes := 2, int64(0)
+	if l.countsFirst(t) {
+		passes++
+		if groups == 1 {
+			notes = int64(l.MicroBatches())
+		}
+	}
+	calls, total := passes*groups*l.MicroBatches(), tokens*int64(c.HiddenSize)*int64(t.Activations)
 	if t.Own && c.Experts > 0 {
 		calls *= 2
 		total += int64(l.MicroBatches()) * 8 * int64(2*c.Experts+2)
 	}
-	return []Exchange{exchange(ForPipeline, comm.OpSend, comm.PP, l.Size(comm.PP), calls,
-		2*int64(groups*l.Size(comm.PP)-1)*total)}
+	return []Exchange{exchange(ForPipeline, comm.OpSend, comm.PP, l.Size(comm.PP), calls+int(notes),
+		int64(groups*l.Size(comm.PP)-1)*(int64(passes)*total+notes))}
 }
 
 // Sizes in package train/votes, in bytes.
@@ -288,6 +318,7 @@ const exactSum = 160
 // StageVotes returns the exchanges of votes between the ranks of stage i in each step of mula:
 //
 //   - an all-reduce of the tokens of each expert of each layer, several in 8 bytes
+//   - with GlobalBalance, an all-reduce of the same numbers before the backward pass, 8 bytes each
 //   - messages with votes, and with sums over votes
 //
 // For other trainers it returns nil.
@@ -300,6 +331,9 @@ func StageVotes(c moe.Config, i int, l Layout, t Trainer) []Exchange {
 	vote, tally, added, _ := l.voteBytes(c, i)
 	if added > 0 {
 		out = append(out, exchange(ForVotes, comm.OpAllReduce, comm.Data, int(n), 1, 2*added*(n-1)))
+	}
+	if choices := l.choices(c, i); choices > 0 {
+		out = append(out, exchange(ForVotes, comm.OpAllReduce, comm.Data, int(n), 1, 2*8*choices*(n-1)))
 	}
 	sent := (n - sections) * vote
 	if sections > 1 {
@@ -356,7 +390,8 @@ func votesReceived(c moe.Config, l Layout, t Trainer, rank int) int64 {
 	}
 	number, stage := l.Index(rank, comm.Data), l.Index(rank, comm.PP)
 	vote, tally, added, _ := l.voteBytes(c, stage)
-	received := l.sumReceived(comm.Data, number, added/8) + 2*l.sumReceived(comm.World, rank, 1)
+	received := l.sumReceived(comm.Data, number, added/8) +
+		l.sumReceived(comm.Data, number, l.choices(c, stage)) + 2*l.sumReceived(comm.World, rank, 1)
 	if number%l.section() == 0 {
 		received += int64(min(l.section(), l.DataRanks()-number)-1) * vote
 		if l.sections() > 1 { // from the section before; the first rank gets the complete sums
@@ -407,6 +442,15 @@ func normBlocks(c moe.Config, l Layout) (blocks int64) {
 		blocks += slices * over(tensor.Elements()/slices, xpu.BlockSize)
 	}
 	return blocks
+}
+
+// choices is the number of counts of tokens that the ranks of a stage add for the load-balancing
+// loss over the global batch.
+func (l Layout) choices(c moe.Config, stage int) int64 {
+	if !l.GlobalBalance {
+		return 0
+	}
+	return int64(len(c.StageExpertLayers(stage, l.Size(comm.PP), l.VirtualStages)) * c.Experts)
 }
 
 // decisions is the number of bytes that rank 0 tells all ranks.

@@ -191,6 +191,12 @@ type Step struct {
 	Before     int64 // number of rows of lower ranks
 	// called in the last pass when the gradients of a bucket are complete; may be nil
 	Done func(bucket int)
+
+	// SumCounts adds the tokens of each expert over all ranks of the stage, for
+	// [moe.BackwardOptions.StepCounts]; nil if they are not needed. MostPasses is then the largest
+	// number of Passes of these ranks.
+	SumCounts  func(ctx context.Context, counts [][]int64) error
+	MostPasses int
 }
 
 // batch returns the rows [first, end) of a micro-batch, and its batch. There may be no rows.
@@ -220,18 +226,152 @@ func (s Step) failed(first, end int, err error) error {
 // Backward returns the error at the end. If other ranks share the rows, it returns a
 // [collective.BrokenError] at once, because they wait for this rank in the attention.
 func (p *Pipeline) Backward(ctx context.Context, s Step, options moe.BackwardOptions,
-	each func(first, end int, stats moe.Stats)) error {
-	if p.group.Size() > 1 {
-		return p.stages(ctx, s, options, each)
+	each func(first, end int, stats moe.Stats)) (failed error) {
+	var counter stepCounter
+	if s.SumCounts != nil {
+		counter = stepCounter{p: p, s: s}
+		if s.MostPasses > 1 || p.groups > 1 {
+			if failed = counter.countFirst(ctx); collective.IsBroken(failed) {
+				return failed
+			}
+		}
+		options.StepCounts = counter.stepCounts
 	}
-	return p.whole(ctx, s, options, each)
+	if p.group.Size() > 1 {
+		failed = p.stages(ctx, s, options, failed, each)
+	} else {
+		failed = p.whole(ctx, s, options, failed, each)
+	}
+	if s.SumCounts != nil && !collective.IsBroken(failed) { // the other ranks wait, if this one had no pass
+		if _, err := counter.stepCounts(ctx, p.noCounts()); err != nil {
+			return errors.Join(failed, err)
+		}
+	}
+	return failed
 }
 
-// whole is Backward for a model with one pipeline stage.
-func (p *Pipeline) whole(ctx context.Context, s Step, options moe.BackwardOptions,
+// A stepCounter computes [moe.BackwardOptions.StepCounts] of a step. If each rank computes at most
+// one micro-batch, the counts of its pass are added over the ranks. Otherwise it counts first, in
+// forward passes of all micro-batches.
+type stepCounter struct {
+	p     *Pipeline
+	s     Step
+	total [][]int64 // nil before they are known
+}
+
+// countFirst counts in forward passes of all micro-batches.
+func (c *stepCounter) countFirst(ctx context.Context) error {
+	own, failed := c.p.count(ctx, c.s)
+	if collective.IsBroken(failed) {
+		return failed
+	}
+	if _, err := c.stepCounts(ctx, own); err != nil {
+		return errors.Join(failed, err)
+	}
+	return failed
+}
+
+// stepCounts returns the counts of the step. The first call adds own over the ranks.
+func (c *stepCounter) stepCounts(ctx context.Context, own [][]int64) ([][]int64, error) {
+	if c.total != nil {
+		return c.total, nil
+	}
+	c.total = c.p.noCounts()
+	for layer := range own {
+		copy(c.total[layer], own[layer])
+	}
+	if err := c.s.SumCounts(ctx, c.total); err != nil {
+		return nil, &collective.BrokenError{Err: fmt.Errorf("step %d: %w", c.s.Number, err)}
+	}
+	return c.total, nil
+}
+
+// noCounts returns zeros in the form of Stats.ExpertCounts.
+func (p *Pipeline) noCounts() [][]int64 {
+	config := p.Model.Config()
+	counts := make([][]int64, len(config.StageExpertLayers(p.group.Rank(), p.group.Size(), p.groups)))
+	for i := range counts {
+		counts[i] = make([]int64, config.Experts)
+	}
+	return counts
+}
+
+// count returns the tokens of this rank's rows that chose each expert, as Stats.ExpertCounts. If a
+// batch cannot be computed, the rank continues like in [Pipeline.Backward].
+func (p *Pipeline) count(ctx context.Context, s Step) (counts [][]int64, failed error) {
+	none := moe.Batch{SequenceLength: p.length}
+	counts = p.noCounts()
+	for _, next := range schedule(p.group.Rank(), p.group.Size(), p.groups, s.Passes) {
+		if next.backward {
+			continue
+		}
+		first, end, batch := s.batch(next.batch)
+		p.Model.SelectLayers(next.group)
+		err := p.onlyForward(ctx, next.group, end-first, func(in, out *moe.Relay) error {
+			if failed == nil {
+				own, err := p.Model.StageCounts(ctx, batch, in, out)
+				if err == nil {
+					for layer := range own {
+						for expert, n := range own[layer] {
+							counts[layer][expert] += n
+						}
+					}
+					return nil
+				}
+				if first == end {
+					return err
+				}
+				if failed = s.failed(first, end, err); p.own < p.length {
+					return failed
+				}
+			}
+			in, out = p.blank(in, out)
+			if !p.experts {
+				return nil
+			}
+			_, err := p.Model.StageCounts(ctx, none, in, out)
+			return err
+		})
+		if err != nil {
+			return nil, &collective.BrokenError{Err: errors.Join(failed, fmt.Errorf("step %d, pipeline stage %d: %w",
+				s.Number, p.group.Rank(), err))}
+		}
+	}
+	return counts, failed
+}
+
+// onlyForward is [Pipeline.pass] of a forward pass that no backward pass follows. With one group of
+// layers, a stage continues when the next stage has received the batch, so at most one batch waits
+// at a stage. With several groups, the stages wait for each other's earlier groups.
+func (p *Pipeline) onlyForward(ctx context.Context, group, rows int, compute func(in, out *moe.Relay) error) error {
+	if p.groups > 1 {
+		return p.pass(ctx, group, 1, rows, compute)
+	}
+	return p.acknowledged(ctx, group, rows, compute)
+}
+
+// acknowledged is [Pipeline.pass] of a forward pass that ends when the next stage has received the
+// batch.
+func (p *Pipeline) acknowledged(ctx context.Context, group, rows int, compute func(in, out *moe.Relay) error) error {
+	note, n := []byte{1}, p.group.Size()
+	err := p.pass(ctx, group, 1, rows, func(in, out *moe.Relay) error {
+		if in != nil {
+			if err := comm.Send(ctx, p.group, (p.group.Rank()-1+n)%n, note); err != nil {
+				return err
+			}
+		}
+		return compute(in, out)
+	})
+	if err == nil && !p.last(group) {
+		err = comm.Recv(ctx, p.group, (p.group.Rank()+1)%n, note)
+	}
+	return err
+}
+
+// whole is Backward for a model with one pipeline stage. failed is an error of this rank before it.
+func (p *Pipeline) whole(ctx context.Context, s Step, options moe.BackwardOptions, failed error,
 	each func(first, end int, stats moe.Stats)) error {
 	none := moe.Batch{SequenceLength: p.length}
-	var failed error
 	for pass := range s.Passes {
 		first, end, micro := s.batch(pass)
 		if failed != nil && !p.experts {
@@ -248,6 +388,8 @@ func (p *Pipeline) whole(ctx context.Context, s Step, options moe.BackwardOption
 		case err == nil && end > first:
 			each(first, end, stats)
 		case err == nil:
+		case collective.IsBroken(err):
+			return err
 		case first == end:
 			return &collective.BrokenError{Err: errors.Join(failed, fmt.Errorf("step %d: %w", s.Number, err))}
 		default:
@@ -266,11 +408,11 @@ func (p *Pipeline) whole(ctx context.Context, s Step, options moe.BackwardOption
 	return failed
 }
 
-// stages is Backward for one stage of several, in the order of [schedule].
-func (p *Pipeline) stages(ctx context.Context, s Step, options moe.BackwardOptions,
+// stages is Backward for one stage of several, in the order of [schedule]. failed is an error of
+// this rank before it.
+func (p *Pipeline) stages(ctx context.Context, s Step, options moe.BackwardOptions, failed error,
 	each func(first, end int, stats moe.Stats)) error {
 	none := moe.Batch{SequenceLength: p.length}
-	var failed error
 	lost := func(err error) error {
 		return &collective.BrokenError{Err: errors.Join(failed,
 			fmt.Errorf("step %d, pipeline stage %d: %w", s.Number, p.group.Rank(), err))}
@@ -381,15 +523,9 @@ func (p *Pipeline) Loss(ctx context.Context, batch moe.Batch, rows int) (moe.Sta
 // after the other.
 func (p *Pipeline) loss(ctx context.Context, batch moe.Batch, rows int) (stats moe.Stats, err error) {
 	var failed error
-	note, n := []byte{1}, p.group.Size()
 	for group := range p.groups {
 		p.Model.SelectLayers(group)
-		err = p.pass(ctx, group, 1, rows, func(in, out *moe.Relay) error {
-			if in != nil {
-				if err := comm.Send(ctx, p.group, (p.group.Rank()-1+n)%n, note); err != nil {
-					return err
-				}
-			}
+		err = p.acknowledged(ctx, group, rows, func(in, out *moe.Relay) error {
 			if batch.Rows == rows && failed == nil {
 				var err error
 				if stats, err = p.Model.StageLoss(ctx, batch, in, out); err == nil {
@@ -406,9 +542,6 @@ func (p *Pipeline) loss(ctx context.Context, batch moe.Batch, rows int) (stats m
 			_, err := p.Model.StageLoss(ctx, moe.Batch{SequenceLength: p.length}, in, out)
 			return err
 		})
-		if err == nil && !p.last(group) {
-			err = comm.Recv(ctx, p.group, (p.group.Rank()+1)%n, note)
-		}
 		if err != nil {
 			break
 		}
