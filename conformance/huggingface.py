@@ -228,6 +228,7 @@ def random_config(r, families):
         config["attention_multiplier"] = r.choice([1.0, 0.015625, 0.3, head**-0.5])
         config["residual_multiplier"] = r.choice([1.0, 0.22])
         config["logits_scaling"] = r.choice([1.0, 6.0, 0.5])
+        config["attention_bias"] = r.random() < 0.5
     if family == "dots1":
         config |= {"sliding_window": r.choice([None, 3, 8]), "max_window_layers": r.choice([0, 1, 62])}
     if family == "glm4_moe":

@@ -145,7 +145,11 @@ func (m *Model) attend(ctx context.Context, l *layer, st *saved, to kvTarget) er
 // addAttention computes x1 from x0 and the result of the attention.
 func (m *Model) addAttention(ctx context.Context, l *layer, st *saved) error {
 	if y := m.blockOutput(st.y1); y.Present() {
-		if err := m.blockProduct(ctx, y, st.ctx, l.out.w.T(), xpu.MatMulOptions{}); err != nil {
+		biased := l.outBias.w.Present()
+		if biased {
+			m.dev.Embed(y, l.outBias.w.Reshape(1, m.cfg.HiddenSize), m.row0())
+		}
+		if err := m.blockProduct(ctx, y, st.ctx, l.out.w.T(), xpu.MatMulOptions{Accumulate: biased}); err != nil {
 			return err
 		}
 		m.addBlock(st.x1, st.x0, y, m.norm1(l, st))

@@ -212,7 +212,7 @@ func (list *tensorList) layer(c Config, l int) {
 		list.add(prefix+sinksName, c.Heads)
 	}
 	list.add(prefix+"self_attn.o_proj.weight", h, c.ContextWidth())
-	if f.outBias {
+	if c.hasOutBias() {
 		list.add(prefix+"self_attn.o_proj.bias", h)
 	}
 	if f.rms {

@@ -75,7 +75,8 @@ type Config struct {
 	ValueSize      int  `yaml:"v_head_dim,omitempty"`       // elements of a head of values
 	RopeInterleave bool `yaml:"rope_interleave,omitempty"`  // elements 2j and 2j+1 are rotated together
 	// [GLM4MoE]: projections to queries, keys and values have biases; each head of queries and keys
-	// has a norm; this part of a head is rotated, 0 means complete heads
+	// has a norm; this part of a head is rotated, 0 means complete heads. In [GraniteMoE], the
+	// output projection of the attention has a bias, too
 	AttentionBias bool    `yaml:"attention_bias,omitempty"`
 	QKNorm        bool    `yaml:"use_qk_norm,omitempty"`
 	RotaryPart    float64 `yaml:"partial_rotary_factor,omitempty"`
@@ -320,7 +321,7 @@ func (c Config) LayerParameters(layer int) (replicated, expert int64) {
 	if c.hasQKVBias() {
 		replicated += q + 2*kv
 	}
-	if c.family().outBias {
+	if c.hasOutBias() {
 		replicated += h
 	}
 	if c.family().sinks {

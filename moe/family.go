@@ -14,13 +14,15 @@ import (
 type family struct {
 	class string // of transformers
 
-	experts bool   // a mixture of experts; otherwise a dense feed-forward network
-	rms     bool   // RMSNorm with weights; otherwise LayerNorm without weights
-	qkNorm  qkNorm // RMSNorm of queries and keys
-	qkvBias bool   // projections to queries, keys and values have biases
-	outBias bool   // the output projection of the attention has a bias, too
-	sinks   bool   // heads of queries have sinks; see [xpu.Layers.AddSinks]
-	// biases only with attention_bias, and norms of queries and keys only with use_qk_norm
+	experts   bool   // a mixture of experts; otherwise a dense feed-forward network
+	rms       bool   // RMSNorm with weights; otherwise LayerNorm without weights
+	qkNorm    qkNorm // RMSNorm of queries and keys
+	qkvBias   bool   // projections to queries, keys and values have biases
+	outBias   bool   // the output projection of the attention has a bias, too
+	sinks     bool   // heads of queries have sinks; see [xpu.Layers.AddSinks]
+	biasField bool   // all projections of the attention have biases only with attention_bias
+	// biases of queries, keys and values only with attention_bias, and norms of queries and keys
+	// only with use_qk_norm
 	attentionFields bool
 	clip            bool // has the field clip_qkv
 	scaling         bool // frequencies of the rotary embedding may be scaled; see [RopeScaling]
@@ -159,11 +161,16 @@ func (c Config) HasWideNorms() bool { return c.family().qkNorm == normOfTokens }
 // hasQKVBias reports whether the projections to queries, keys and values have biases.
 func (c Config) hasQKVBias() bool { return c.family().qkvBias || c.AttentionBias }
 
+// hasOutBias reports whether the output projection of the attention has a bias.
+func (c Config) hasOutBias() bool {
+	return c.family().outBias || c.family().biasField && c.AttentionBias
+}
+
 // validateAttention returns an error if fields of the attention do not fit the family.
 func (c Config) validateAttention(bad func(field, format string, args ...any) error) error {
 	f := c.family()
 	switch {
-	case c.AttentionBias && !f.attentionFields:
+	case c.AttentionBias && !f.attentionFields && !f.biasField:
 		return bad("attention_bias", "is true; it must be false, because a %s model has no such field", c.Architecture)
 	case c.QKNorm && !f.attentionFields:
 		return bad("use_qk_norm", "is true; it must be false, because a %s model has no such field", c.Architecture)

@@ -4,7 +4,7 @@ package moe
 // (https://arxiv.org/abs/2408.13359): Mixtral without windows, with multipliers, and with fused
 // experts in files. transformers 4 ignores head_dim.
 var graniteMoE = family{
-	class: "GraniteMoeForCausalLM", experts: true, rms: true, scaling: true, multipliers: true,
+	class: "GraniteMoeForCausalLM", experts: true, rms: true, scaling: true, multipliers: true, biasField: true,
 	expertCount: "num_local_experts", renormalized: true,
 	block: blockNames{"block_sparse_moe", "gate_proj", "up_proj", "down_proj", "gate"},
 	files: fusedNames{"block_sparse_moe.router.layer.weight", "block_sparse_moe.input_linear.weight",

@@ -83,6 +83,9 @@ func WriteConfigJSON(w io.Writer, c Config, dtype safetensors.DType) error {
 	if family.clamp != (xpu.Clamp{}) {
 		fields["swiglu_limit"], fields["swiglu_alpha"] = fraction(clampLimit), fraction(clampAlpha)
 	}
+	if family.biasField {
+		fields["attention_bias"] = c.AttentionBias
+	}
 	if family.attentionFields {
 		fields["attention_bias"], fields["use_qk_norm"] = c.AttentionBias, c.QKNorm
 	}
@@ -424,6 +427,9 @@ func (f *hfFields) config() (c Config) {
 	}
 	for _, name := range slices.Sorted(maps.Keys(family.fixed)) {
 		f.fixed(name, family.fixed[name])
+	}
+	if family.biasField {
+		f.read("attention_bias", &c.AttentionBias)
 	}
 	if family.attentionFields {
 		f.read("attention_bias", &c.AttentionBias)

@@ -132,7 +132,7 @@ func TestConfigJSONRefusesValues(t *testing.T) {
 				slices.Contains(family.ignored, test.field) || !family.clip && test.field == "clip_qkv" ||
 				family.windows != noWindows && test.field == "sliding_window" ||
 				family.windows == lastLayers && !family.windowSwitch && strings.Contains(test.value, `"full_attention", "s`) ||
-				(family.attentionFields || family.outBias) && test.field == "attention_bias" ||
+				(family.attentionFields || family.biasField || family.outBias) && test.field == "attention_bias" ||
 				family.multipliers && test.field == "residual_multiplier" ||
 				family.rotaryPart != 0 && test.field == "partial_rotary_factor" ||
 				family.headDim && test.field == "head_dim" {
@@ -501,6 +501,8 @@ func TestConfigJSONOfSharedExperts(t *testing.T) {
 		{GraniteMoE, `"embedding_multiplier": 12, "residual_multiplier": 0.22, "logits_scaling": 6.0`, ""},
 		{GraniteMoE, `"attention_multiplier": 0.015625, "position_embedding_type": "rope"`, ""},
 		{GraniteMoE, `"attention_multiplier": 0.25, "rope_scaling": {"type": "linear", "factor": 2.0}`, ""},
+		{GraniteMoE, `"attention_bias": true`, ""},
+		{GraniteMoE, `"attention_bias": null`, "attention_bias is null"},
 		{GraniteMoE, `"attention_multiplier": 0`, "attention_multiplier is 0"},
 		{GraniteMoE, `"attention_multiplier": null`, "attention_multiplier is null"},
 		{GraniteMoE, `"residual_multiplier": -0.22`, "residual_multiplier is -0.22"},

@@ -280,7 +280,7 @@ func (m *Model) bind() error {
 	if c.family().sinks {
 		sinks = own.Heads
 	}
-	if c.family().outBias {
+	if c.hasOutBias() {
 		outBias = h
 	}
 	if c.family().router.outBias {

@@ -81,8 +81,8 @@ func (r *reference) normOf(name string, x []float64, epsilon float64) []float64 
 // them.
 func (r *reference) projection(prefix, which string, h []float64) []float64 {
 	y := r.times(prefix+which+"_proj.weight", h)
-	if r.c.Architecture == Qwen2 || r.c.Architecture == Qwen2MoE || r.c.Architecture == GPTOSS {
-		addTo(y, r.weights[prefix+which+"_proj.bias"], 1)
+	if bias, ok := r.weights[prefix+which+"_proj.bias"]; ok {
+		addTo(y, bias, 1)
 	}
 	if (r.c.Architecture == OLMoE || r.c.Architecture == FlexOLMo) && which != "v" {
 		y = r.norm(prefix+which+"_norm.weight", y)
@@ -320,8 +320,8 @@ func (r *reference) losses(b Batch) losses {
 					}
 				}
 				y := r.times(layer+"self_attn.o_proj.weight", context)
-				if c.Architecture == GPTOSS {
-					addTo(y, r.weights[layer+"self_attn.o_proj.bias"], 1)
+				if bias, ok := r.weights[layer+"self_attn.o_proj.bias"]; ok {
+					addTo(y, bias, 1)
 				}
 				addTo(x[t], behind(layer+"post_attention_layernorm.weight", y), blocks)
 			}
@@ -522,7 +522,7 @@ func gradientCases(t testing.TB) map[string]Config {
 	granite := gqa
 	granite.Architecture, granite.ClipQKV, granite.TieEmbeddings = GraniteMoE, 0, true
 	granite.EmbeddingMultiplier, granite.AttentionMultiplier = 3, 0.2
-	granite.ResidualMultiplier, granite.LogitsScaling = 0.4, 2.5
+	granite.ResidualMultiplier, granite.LogitsScaling, granite.AttentionBias = 0.4, 2.5, true
 	gptOSS := gqa
 	gptOSS.Architecture, gptOSS.HeadSize, gptOSS.ClipQKV, gptOSS.SlidingWindow = GPTOSS, 24, 0, 2
 	deepSeek := nano
