@@ -366,7 +366,12 @@ func (e *estimateReport) write(w io.Writer) {
 		fmt.Fprintf(w, "tensor parallelism: tp %d, ranks that share matrices and the tokens of sequences\n", tp)
 	}
 	if l.SequenceRanks > 1 {
-		fmt.Fprintf(w, "context parallelism: %d data ranks share each sequence\n", l.SequenceRanks)
+		fmt.Fprintf(w, "context parallelism: %d data ranks share each sequence", l.SequenceRanks)
+		if heads := r.Config.HeadRanks(l.SequenceRanks, l.Size(comm.TP)); heads < l.SequenceRanks {
+			fmt.Fprintf(w, "; %d parts of its queries, heads divided among %s", l.SequenceRanks/heads,
+				quantity.Plural(int64(heads), "rank"))
+		}
+		fmt.Fprintln(w)
 	}
 	fmt.Fprintf(w,
 		"step: %s sequences of %s = %s tokens; sequences per data rank: %d, %d at a time; dispatch %s; recompute %s\n",

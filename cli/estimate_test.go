@@ -69,10 +69,17 @@ func TestEstimateSaysWhatIsMissing(t *testing.T) {
 func TestEstimateSequences(t *testing.T) {
 	code, stdout, stderr := call(t, strings.Fields("estimate --model mula-tiny --layout expert_dp=8,cp=4 "+
 		"--sequence-length 1024 --scaling 8:16")...)
-	for _, want := range []string{"4 data ranks share each sequence", "step: 2 sequences of 1,024 tokens",
+	for _, want := range []string{"4 data ranks share each sequence\n", "step: 2 sequences of 1,024 tokens",
 		"sequences per data rank: 1,", "sequences  all-to-all", "   16  *16 +4 "} {
 		if found, err := regexp.MatchString(want, stdout); err != nil || !found || code != exitDone {
 			t.Errorf("exit %d, %q; want %q\n%s", code, stderr, want, stdout)
 		}
+	}
+
+	code, stdout, stderr = call(t, strings.Fields("estimate --model mula-tiny --layout expert_dp=8,cp=8 "+
+		"--sequence-length 1024")...) // 4 heads of keys
+	const want = "8 data ranks share each sequence; 2 parts of its queries, heads divided among 4 ranks\n"
+	if code != exitDone || !strings.Contains(stdout, want) {
+		t.Errorf("exit %d, %q; want %q\n%s", code, stderr, want, stdout)
 	}
 }

@@ -19,33 +19,42 @@ func (to kvTarget) seen() int { return min(to.position, to.k.Dim(2)-1) }
 
 // firstKeys are the first keys that the queries of a pass attend to.
 type firstKeys struct {
-	documents xpu.Tensor // [rows, S] Batch.Begin; absent if attention is not restricted to documents
-	windows   xpu.Tensor // [rows, S] the same in layers with a window; absent without windows
+	// [rows, S'] Batch.Begin of the queries of this rank's attention; absent if attention is not
+	// restricted to documents
+	documents xpu.Tensor
+	windows   xpu.Tensor // [rows, S'] the same in layers with a window; absent without windows
 }
 
 // cut allocates the buffers of a pass from a.
 func (k *firstKeys) cut(c Config, p passShape, a *arena) {
 	*k = firstKeys{}
 	if p.documents {
-		k.documents = a.i32(p.rows, p.s*p.ranks)
+		k.documents = a.i32(p.rows, p.queries())
 	}
 	if c.SlidingWindow > 0 {
-		k.windows = a.i32(p.rows, p.s*p.ranks)
+		k.windows = a.i32(p.rows, p.queries())
 	}
 }
 
 // writeFirstKeys fills the buffers of the current flight, whose tokens start at position 0.
 func (m *Model) writeFirstKeys() {
 	w := &m.ws
+	before, queries, length := m.firstQuery(), w.shape.queries(), w.shape.s*w.shape.ranks
+	// document returns the first key of the document of query i.
+	document := func(i int) int32 { return w.batch.Begin[i/queries*length+before+i%queries] }
 	if w.keys.documents.Present() {
-		m.dev.WriteInts(w.keys.documents, w.batch.Begin)
+		begins := room(&w.ints, w.keys.documents.Elements())
+		for i := range begins {
+			begins[i] = document(i)
+		}
+		m.dev.WriteInts(w.keys.documents, begins)
 	}
 	if w.keys.windows.Present() {
 		begins := room(&w.ints, w.keys.windows.Elements())
 		for i := range begins {
-			begins[i] = int32(max(0, i%w.keys.windows.Dim(1)-m.cfg.SlidingWindow+1))
+			begins[i] = int32(max(0, before+i%queries-m.cfg.SlidingWindow+1))
 			if w.shape.documents {
-				begins[i] = max(begins[i], w.batch.Begin[i])
+				begins[i] = max(begins[i], document(i))
 			}
 		}
 		m.dev.WriteInts(w.keys.windows, begins)
@@ -70,7 +79,7 @@ func (m *Model) projections(l *layer, st *saved, to kvTarget, known bool) xpu.Pr
 func (m *Model) positions(l *layer, to kvTarget) (cos, sin xpu.Tensor) {
 	rope := m.rotations(l)
 	first := to.position - to.first
-	if m.ws.shape.headRanks() > 1 {
+	if m.ws.shape.contextRanks() > 1 {
 		first += m.parallel.Heads.Rank() * m.ws.shape.s * m.ws.shape.tensor
 	}
 	return rope.cos.Rows(first, rope.cos.Dim(0)), rope.sin.Rows(first, rope.sin.Dim(0))
@@ -94,12 +103,15 @@ func (m *Model) attention(l *layer, st *saved, to kvTarget) xpu.Attention {
 	if to.position > 0 { // all keys of the cache
 		begin = xpu.Tensor{}
 	}
-	if m.ws.shape.headRanks() > 1 {
-		w := &m.ws.heads
-		return xpu.Attention{Q: w.q, K: w.k, V: w.v, Begin: begin, Context: st.wholeCtx, LSE: st.lse}
-	}
-	return xpu.Attention{Q: m.ws.q, K: to.k, V: to.v, First: to.seen(), Begin: begin, Context: m.context(st),
+	a := xpu.Attention{Q: m.ws.q, K: to.k, V: to.v, First: to.seen(), Begin: begin, Context: m.context(st),
 		LSE: st.lse}
+	if m.ws.shape.contextRanks() > 1 {
+		a.K, a.V, a.First = m.ws.heads.k, m.ws.heads.v, m.firstQuery()
+	}
+	if m.ws.shape.headRanks() > 1 {
+		a.Q, a.Context = m.ws.heads.q, st.wholeCtx
+	}
+	return a
 }
 
 // accumulate adds a product to its result.
@@ -121,7 +133,7 @@ func (m *Model) attend(ctx context.Context, l *layer, st *saved, to kvTarget) er
 	} else if err := m.project(ctx, l, st, to); err != nil {
 		return err
 	}
-	if w.shape.headRanks() > 1 {
+	if w.shape.contextRanks() > 1 {
 		if err := m.headsOfSequence(ctx, to); err != nil {
 			return err
 		}
@@ -199,7 +211,7 @@ func (m *Model) attendGrad(ctx context.Context, l *layer, st *saved, fresh bool)
 	default:
 		m.dev.SplitHeads(m.projections(l, st, w.ownKeys(), true))
 	}
-	if w.shape.headRanks() > 1 {
+	if w.shape.contextRanks() > 1 {
 		if err := m.attendWholeGrad(ctx, l, st, dctx, fresh); err != nil {
 			return err
 		}

@@ -161,7 +161,7 @@ func (d *decoder) append(ctx context.Context, tokens []uint32) error {
 	if err != nil {
 		return err
 	}
-	if err := m.ws.plan(m.dev, c, f, passShape{rows: 1, s: len(tokens), ranks: 1, tensor: 1, layers: c.Layers,
+	if err := m.ws.plan(m.dev, c, f, passShape{rows: 1, s: len(tokens), ranks: 1, tensor: 1, parts: 1, layers: c.Layers,
 		last: true}); err != nil {
 		return err
 	}

@@ -55,7 +55,7 @@ type Parallel struct {
 	Sequence *comm.Comm
 
 	// Heads has the ranks of Sequence with the same slices of matrices; nil means all ranks of
-	// Sequence. They exchange heads of the attention.
+	// Sequence. They exchange heads of the attention, and keys and values.
 	Heads *comm.Comm
 
 	// UniformRouting balances the experts exactly, for benchmarks: choice j of token t is expert
@@ -77,9 +77,6 @@ func (p Parallel) validate(c Config) error {
 	if tensor := p.Mesh.Size(comm.TP); ranks != p.Heads.Size()*tensor {
 		return fmt.Errorf("%d ranks share each sequence, but %d share matrices, and %d exchange heads", ranks, tensor,
 			p.Heads.Size())
-	}
-	if err := c.CheckSequenceRanks(ranks); err != nil {
-		return err
 	}
 	if err := c.CheckVirtualStages(p.Mesh.Size(comm.PP), p.VirtualStages); err != nil {
 		return fmt.Errorf("%d virtual stages: %w", p.VirtualStages, err)

@@ -186,7 +186,8 @@ func (p *progress) next() {
 func (m *Model) take(slot int, batch Batch, train bool) error {
 	_, ranks := m.parallel.sequenceRanks()
 	_, tensor := m.parallel.tensorRanks()
-	shape := passShape{rows: batch.Rows, s: batch.SequenceLength / ranks, ranks: ranks, tensor: tensor, train: train,
+	shape := passShape{rows: batch.Rows, s: batch.SequenceLength / ranks, ranks: ranks, tensor: tensor,
+		parts: m.cfg.sequenceParts(ranks/tensor, tensor), train: train,
 		from: m.stage.from, layers: len(m.layers), last: m.stage.last,
 		elsewhere: m.parallel.Mesh.Size(comm.EP) > 1, documents: len(batch.Begin) > 0, rounded: m.activations}
 	if m.stage.last {
@@ -196,7 +197,7 @@ func (m *Model) take(slot int, batch Batch, train bool) error {
 		return err
 	}
 	shape.recompute = m.recompute
-	if shape.headRanks() > 1 && m.activations == xpu.BFloat16 {
+	if shape.contextRanks() > 1 && m.activations == xpu.BFloat16 {
 		return errors.New("activations of bf16 cannot be exchanged by ranks that share sequences; use fp32")
 	}
 	f, err := m.flight(slot)

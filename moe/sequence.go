@@ -8,22 +8,41 @@ import (
 	"mula/xpu/comm"
 )
 
-// Context parallelism: n ranks share each sequence. Rank j of the group [Parallel.Sequence] has the
+// Context parallelism: n ranks share each sequence. Rank j of the group [Parallel.Heads] has the
 // inputs [j·S/n, (j+1)·S/n) of every row, and computes everything except the attention for these
-// tokens. For the attention, an all-to-all gives each rank all tokens of an n-th of the heads; a
-// second one returns the results (https://arxiv.org/abs/2309.14509). The attention of a head
-// therefore has the bits of one rank.
+// tokens.
+//
+// For the attention, h consecutive ranks exchange heads, where h is [Config.HeadRanks]. An
+// all-to-all gives each of them an h-th of the heads for the queries of all h ranks
+// (https://arxiv.org/abs/2309.14509). These queries are part r of the c = n/h parts of a row. If c
+// > 1, they also need the keys and values of parts 0 to r, which the same all-to-all sends. So one
+// rank has a query and all its keys, and the attention has the bits of one rank.
+//
+// In the backward pass, a second all-to-all returns the gradients. The gradient of a key is the sum
+// over the parts that have read the key. The rank that has the token adds them in the order of the
+// parts, so the sum does not depend on the transport. If c = 1, it has the bits of one rank.
 
 // sequenceRanks returns the number of this rank in its group, and the size of the group.
 func (p Parallel) sequenceRanks() (rank, ranks int) { return p.Sequence.Rank(), p.Sequence.Size() }
 
-// CheckSequenceRanks returns an error if the model's attention heads cannot be divided among n
-// ranks that share sequences.
-func (c Config) CheckSequenceRanks(n int) error {
-	if c.KVHeads%n != 0 {
-		return fmt.Errorf("%d ranks cannot divide num_key_value_heads %d equally", n, c.KVHeads)
+// HeadRanks returns how many of the cp ranks that share each sequence divide the attention heads
+// among themselves: the largest divisor of cp that also divides the key and value heads of each of
+// tp slices. The cp ranks divide the queries of a sequence into cp/HeadRanks parts.
+func (c Config) HeadRanks(cp, tp int) int {
+	h, rest := cp, c.KVHeads/tp
+	for rest > 0 {
+		h, rest = rest, h%rest
 	}
-	return nil
+	return h
+}
+
+// sequenceParts returns the number of parts of the queries of a sequence: cp/HeadRanks.
+func (c Config) sequenceParts(cp, tp int) int { return cp / c.HeadRanks(cp, tp) }
+
+// firstQuery returns the position of the first query of this rank's part of a row.
+func (m *Model) firstQuery() int {
+	p := m.ws.shape
+	return m.parallel.Heads.Rank() / p.headRanks() * p.queries()
 }
 
 // NonFinite describes the values that are not finite on a rank that shares sequences. Such values
@@ -63,11 +82,13 @@ func (p Parallel) ownInputs(b Batch) Batch {
 	return own
 }
 
-// wholeHeads are the operands of the attention on a rank that shares sequences: an n-th of the
-// heads, for all tokens. A' = A/n, G' = G/n, S' is the length of a complete row.
+// wholeHeads are the operands of the attention on a rank that shares sequences: an h-th of the
+// heads, for the queries of a part of a row. A' = A/h, G' = G/h, S' = S/c is the length of the
+// part, and S is the length of a complete row. If h is 1, queries are not exchanged, and q, dctx
+// and dqkv are absent.
 type wholeHeads struct {
 	q      xpu.Tensor // [rows, A', S', D]
-	k, v   xpu.Tensor // [rows, G', S', D]
+	k, v   xpu.Tensor // [rows, G', S, D]
 	dctx   xpu.Tensor // [rows·S', A'D]
 	dqkv   xpu.Tensor // [rows·S', A'D+2G'D]; only the columns of queries are used
 	dk, dv xpu.Tensor // like k
@@ -76,56 +97,96 @@ type wholeHeads struct {
 // cut allocates the buffers of a pass from a.
 func (w *wholeHeads) cut(c Config, p passShape, a *arena) {
 	*w = wholeHeads{}
-	n := p.headRanks()
-	if n == 1 {
+	if p.contextRanks() == 1 {
 		return
 	}
-	d, length := c.HeadDim(), p.s*p.ranks
-	queries, keys := c.Heads/n, c.KVHeads/n
-	heads := func(n int) xpu.Tensor { return a.f32(p.rows, n, length, d) }
-	w.q, w.k, w.v = heads(queries), heads(keys), heads(keys)
-	if p.train {
-		w.dctx, w.dqkv = a.f32(p.rows*length, queries*d), a.f32(p.rows*length, (queries+2*keys)*d)
-		w.dk, w.dv = heads(keys), heads(keys)
+	h, d := p.headRanks(), c.HeadDim()
+	queries, keys := c.Heads/h, c.KVHeads/h
+	likeKeys := func() xpu.Tensor { return a.f32(p.rows, keys, p.s*p.ranks, d) }
+	if h > 1 {
+		w.q = a.f32(p.rows, queries, p.queries(), d)
 	}
+	w.k, w.v = likeKeys(), likeKeys()
+	if !p.train {
+		return
+	}
+	if h > 1 {
+		tokens := p.rows * p.queries()
+		w.dctx, w.dqkv = a.f32(tokens, queries*d), a.f32(tokens, (queries+2*keys)*d)
+	}
+	w.dk, w.dv = likeKeys(), likeKeys()
 }
 
 // An exchanger moves the operands of the attention between the ranks that share sequences.
 type exchanger struct {
-	found      NonFinite
-	send, recv []float32
-	bounds     []int
-	from, to   [3][]float32 // of each operand, if the device does not share memory with the host
+	found          NonFinite
+	send, recv     []float32
+	sent, received []int        // bounds of each rank's elements in send and recv
+	from, to       [3][]float32 // of each operand, if the device does not share memory with the host
 }
 
 // An operand of the attention, in both of its forms.
 type operand struct {
 	own   xpu.Tensor // all heads of this rank's tokens
-	whole xpu.Tensor // this rank's heads of all tokens
+	whole xpu.Tensor // this rank's heads, for the tokens of its attention
 
 	// By token: [tokens, columns], and a token's heads are the first width columns of own.
 	// Otherwise by head: [rows, heads, tokens, D].
 	byToken bool
 	width   int
+
+	// whole has all positions of a row, of keys or values. The attention reads, and has gradients
+	// of, the positions of its part and of the parts before it. Otherwise, whole has the positions
+	// of its part.
+	ofKeys bool
 }
 
-// blocks calls visit for each contiguous piece that this rank exchanges with rank other of n: its
-// first element in own and in whole, and its length. Both ranks visit the pieces in the same order
-// if one uses the elements of own, and the other one the elements of whole.
-func (o operand) blocks(rows, s, other, n int, visit func(own, whole, length int)) {
+// A division has the number n of ranks that share sequences. Each h consecutive ranks divide heads.
+type division struct{ n, h int }
+
+// moves reports whether an operand has elements of the tokens of rank `owner` that rank `reader`
+// needs for its attention.
+func (d division) moves(o operand, owner, reader int) bool {
+	if o.ofKeys {
+		return owner/d.h <= reader/d.h
+	}
+	return owner/d.h == reader/d.h
+}
+
+// elements returns the number of these elements. A rank has s tokens of each row.
+func (d division) elements(o operand, rows, s, owner, reader int) int {
+	switch {
+	case !d.moves(o, owner, reader):
+		return 0
+	case o.byToken:
+		return rows * s * o.width / d.h
+	}
+	return o.own.Elements() / d.h
+}
+
+// blocks calls visit for each contiguous piece of these elements: its first element in own of the
+// owner and in whole of the reader, and its length.
+func (d division) blocks(o operand, rows, s, owner, reader int, visit func(own, whole, length int)) {
+	if !d.moves(o, owner, reader) {
+		return
+	}
+	number, at, ranks := reader%d.h, owner%d.h, d.h // of the heads; of the owner's tokens in whole
+	if o.ofKeys {
+		at, ranks = owner, d.n
+	}
 	if o.byToken {
-		length, ownWidth, wholeWidth := o.width/n, o.own.Dim(1), o.whole.Dim(1)
+		length, ownWidth, wholeWidth := o.width/d.h, o.own.Dim(1), o.whole.Dim(1)
 		for row := range rows {
 			for t := range s {
-				visit((row*s+t)*ownWidth+other*length, (row*s*n+other*s+t)*wholeWidth, length)
+				visit((row*s+t)*ownWidth+number*length, ((row*ranks+at)*s+t)*wholeWidth, length)
 			}
 		}
 		return
 	}
-	heads, d := o.own.Dim(1)/n, o.own.Dim(3)
+	heads, size := o.own.Dim(1)/d.h, o.own.Dim(3)
 	for row := range rows {
 		for head := range heads {
-			visit(((row*n+other)*heads+head)*s*d, ((row*heads+head)*n+other)*s*d, s*d)
+			visit(((row*d.h+number)*heads+head)*s*size, ((row*heads+head)*ranks+at)*s*size, s*size)
 		}
 	}
 }
@@ -139,12 +200,15 @@ func ends[T any](toWhole bool, own, whole T) (from, to T) {
 }
 
 // exchangeHeads fills whole from own (toWhole) or own from whole, for each operand, with the data
-// of all ranks that share the sequences. It waits for the device.
+// of all ranks that share the sequences. Several ranks may have elements of whole for the same
+// element of own, which is then their sum in the order of the ranks. It waits for the device.
 func (m *Model) exchangeHeads(ctx context.Context, toWhole bool, operands ...operand) error {
-	group, e, rows, s := m.parallel.Heads, &m.exchanger, m.ws.shape.rows, m.ws.shape.s*m.ws.shape.tensor
-	n := group.Size()
+	e, rows, s := &m.exchanger, m.ws.shape.rows, m.ws.shape.s*m.ws.shape.tensor
+	d := division{m.ws.shape.contextRanks(), m.ws.shape.headRanks()}
+	rank := m.parallel.Heads.Rank()
+	// roles returns the owner and the reader of the elements that one rank sends to another.
+	roles := func(from, to int) (owner, reader int) { return ends(toWhole, from, to) }
 	var from, to [3][]float32
-	total := 0
 	for i, o := range operands {
 		source, destination := ends(toWhole, o.own, o.whole)
 		var err error
@@ -152,36 +216,51 @@ func (m *Model) exchangeHeads(ctx context.Context, toWhole bool, operands ...ope
 			return fmt.Errorf("a pass over %d rows of %d tokens: %w", rows, s, err)
 		}
 		to[i] = xpu.HostBuffer(destination, &e.to[i])
-		if o.byToken {
-			total += rows * s * o.width
-		} else {
-			total += o.own.Elements()
-		}
 	}
-	send, recv, bounds := room(&e.send, total), room(&e.recv, total), room(&e.bounds, n+1)
+	sent, received := room(&e.sent, d.n+1), room(&e.received, d.n+1)
+	sent[0], received[0] = 0, 0
+	for other := range d.n {
+		there, back := 0, 0
+		for _, o := range operands {
+			owner, reader := roles(rank, other)
+			there += d.elements(o, rows, s, owner, reader)
+			owner, reader = roles(other, rank)
+			back += d.elements(o, rows, s, owner, reader)
+		}
+		sent[other+1], received[other+1] = sent[other]+there, received[other]+back
+	}
+	send, recv := room(&e.send, sent[d.n]), room(&e.recv, received[d.n])
 	at := 0
-	for other := range n {
-		bounds[other] = at
+	for other := range d.n {
+		owner, reader := roles(rank, other)
 		for i, o := range operands {
-			o.blocks(rows, s, other, n, func(own, whole, length int) {
+			d.blocks(o, rows, s, owner, reader, func(own, whole, length int) {
 				first, _ := ends(toWhole, own, whole)
 				copy(send[at:at+length], from[i][first:])
 				at += length
 			})
 		}
 	}
-	bounds[n] = at
 	e.found.Made = e.found.Made || !e.found.Received && !Finite(send)
-	if err := comm.AllToAll(ctx, group, send, bounds, recv, bounds); err != nil {
+	if err := comm.AllToAll(ctx, m.parallel.Heads, send, sent, recv, received); err != nil {
 		return fmt.Errorf("exchanging attention heads with the ranks of the same sequences: %w", err)
 	}
 	e.found.Received = e.found.Received || !e.found.Made && !Finite(recv)
 	at = 0
-	for other := range n {
+	for other := range d.n {
+		owner, reader := roles(other, rank)
+		add := !toWhole && owner/d.h != reader/d.h // to the gradients from this rank's part
 		for i, o := range operands {
-			o.blocks(rows, s, other, n, func(own, whole, length int) {
+			d.blocks(o, rows, s, owner, reader, func(own, whole, length int) {
 				_, first := ends(toWhole, own, whole)
-				copy(to[i][first:][:length], recv[at:])
+				piece := to[i][first:][:length]
+				if add {
+					for j, v := range recv[at:][:length] {
+						piece[j] += v
+					}
+				} else {
+					copy(piece, recv[at:])
+				}
 				at += length
 			})
 		}
@@ -193,17 +272,24 @@ func (m *Model) exchangeHeads(ctx context.Context, toWhole bool, operands ...ope
 	return nil
 }
 
-// headsOfSequence gives this rank its heads of all tokens, from the projections of its tokens.
+// headsOfSequence gives this rank its heads of the tokens of its attention, from the projections of
+// its own tokens.
 func (m *Model) headsOfSequence(ctx context.Context, to kvTarget) error {
 	w := &m.ws
-	return m.exchangeHeads(ctx, true, operand{own: w.q, whole: w.heads.q}, operand{own: to.k, whole: w.heads.k},
-		operand{own: to.v, whole: w.heads.v})
+	operands := []operand{ofKeys(to.k, w.heads.k), ofKeys(to.v, w.heads.v)}
+	if w.shape.headRanks() > 1 {
+		operands = append([]operand{{own: w.q, whole: w.heads.q}}, operands...)
+	}
+	return m.exchangeHeads(ctx, true, operands...)
 }
 
 // ofQueries is an operand that has all queries' elements of a token in one row.
 func (m *Model) ofQueries(own, whole xpu.Tensor) operand {
 	return operand{own: own, whole: whole, byToken: true, width: m.own.QueryWidth()}
 }
+
+// ofKeys is an operand of keys or values.
+func ofKeys(own, whole xpu.Tensor) operand { return operand{own: own, whole: whole, ofKeys: true} }
 
 // attendWholeGrad computes the gradients of queries, keys and values of this rank's tokens, like
 // AttendGrad, from the gradient dctx of the attention's result. fresh is as in [Model.attendGrad].
@@ -214,11 +300,16 @@ func (m *Model) attendWholeGrad(ctx context.Context, l *layer, st *saved, dctx x
 			return err
 		}
 	}
-	if err := m.exchangeHeads(ctx, true, m.ofQueries(dctx, w.heads.dctx)); err != nil {
-		return err
+	dqkv := w.dqkv
+	operands := []operand{ofKeys(w.dk, w.heads.dk), ofKeys(w.dv, w.heads.dv)}
+	if w.shape.headRanks() > 1 {
+		if err := m.exchangeHeads(ctx, true, m.ofQueries(dctx, w.heads.dctx)); err != nil {
+			return err
+		}
+		dctx, dqkv = w.heads.dctx, w.heads.dqkv
+		operands = append([]operand{m.ofQueries(w.dqkv, dqkv)}, operands...)
 	}
-	m.dev.AttendGrad(m.attention(l, st, w.ownKeys()), w.heads.dctx, w.heads.dqkv, w.heads.dk, w.heads.dv)
-	m.sinksGrad(l, st, w.heads.dctx)
-	return m.exchangeHeads(ctx, false, m.ofQueries(w.dqkv, w.heads.dqkv), operand{own: w.dk, whole: w.heads.dk},
-		operand{own: w.dv, whole: w.heads.dv})
+	m.dev.AttendGrad(m.attention(l, st, w.ownKeys()), dctx, dqkv, w.heads.dk, w.heads.dv)
+	m.sinksGrad(l, st, dctx)
+	return m.exchangeHeads(ctx, false, operands...)
 }

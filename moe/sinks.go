@@ -16,7 +16,7 @@ func (m *Model) ownSinks(all xpu.Tensor) xpu.Tensor {
 	if n == 1 {
 		return all
 	}
-	heads, rank := m.own.Heads/n, m.parallel.Heads.Rank()
+	heads, rank := m.own.Heads/n, m.parallel.Heads.Rank()%n
 	return all.Rows(rank*heads, (rank+1)*heads)
 }
 

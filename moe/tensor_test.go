@@ -99,6 +99,11 @@ func TestTensorEqualsWhole(t *testing.T) {
 		{name: "nano", expertDP: 1, ep: 2, tp: 2, cp: 1, rows: 2, s: 6},
 		{name: "gqa", expertDP: 2, ep: 1, tp: 2, cp: 1, rows: 2, s: 8, documents: []int{5, 1, 3}},
 		{name: "flex_olmo", expertDP: 2, ep: 1, tp: 2, cp: 1, rows: 1, s: 6, recompute: RecomputeLayers},
+
+		// More ranks than key and value heads.
+		{name: "dense", expertDP: 4, ep: 1, tp: 2, cp: 4, rows: 2, s: 16, documents: []int{5, 1, 11}},
+		{name: "gpt_oss", expertDP: 2, ep: 1, tp: 2, cp: 2, rows: 2, s: 8, documents: []int{5, 1, 3},
+			recompute: RecomputeLayers},
 	} {
 		t.Run(fmt.Sprintf("%s, expert_dp %d, ep %d, tp %d, cp %d, %s", test.name, test.expertDP, test.ep, test.tp,
 			test.cp, test.recompute), func(t *testing.T) {

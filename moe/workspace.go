@@ -36,6 +36,7 @@ type passShape struct {
 	rows, s   int       // s is this rank's tokens of a row
 	ranks     int       // ranks that share each row
 	tensor    int       // ranks of [comm.TP], which share each row and the matrices of a layer
+	parts     int       // of the queries of a row, in which different ranks compute the attention
 	train     bool      // backward follows: every layer is saved
 	recompute Recompute // also without train, so that both kinds of passes use the same memory
 	logits    int       // tokens of a block of logits; 0 without logits
@@ -77,7 +78,7 @@ type attended struct {
 	latent       latentSaved // instead of qkv
 	rq, rk       xpu.Tensor  // [T'·norms] of the q and k norms
 	ctx          xpu.Tensor  // [T', AD] result of the attention, before its output projection
-	// [rows·S', A'D] the same of the heads of [wholeHeads]; absent if ranks do not share rows
+	// [rows·S', A'D] the same of the heads of [wholeHeads]; absent if ranks do not exchange heads
 	wholeCtx     xpu.Tensor
 	lse          xpu.Tensor // [rows, A, S] or [rows, A', S'] logsumexp of the scores
 	y1           xpu.Tensor // [T, H] input of a norm after the output projection; otherwise absent
@@ -138,7 +139,7 @@ type workspace struct {
 	expert   xpu.Tensor // [R, H] outputs of the experts; in the backward pass their gradients
 	logits   xpu.Tensor // [logitsRows, V]
 
-	heads  wholeHeads // if ranks exchange heads
+	heads  wholeHeads // if ranks share rows without sharing matrices
 	all    allTokens  // if ranks share matrices
 	latent latentSpace
 
@@ -225,8 +226,15 @@ func (p passShape) tokens() int { return p.rows * p.s }
 // blockTokens returns the number of tokens of the products whose matrices ranks share, T'.
 func (p passShape) blockTokens() int { return p.tokens() * p.tensor }
 
-// headRanks returns the number of ranks that exchange heads of the attention.
-func (p passShape) headRanks() int { return p.ranks / p.tensor }
+// contextRanks returns the number of ranks that share each row and have the same slices: n of
+// context parallelism.
+func (p passShape) contextRanks() int { return p.ranks / p.tensor }
+
+// headRanks returns the number of ranks that divide the heads of the attention: h.
+func (p passShape) headRanks() int { return p.contextRanks() / p.parts }
+
+// queries returns the number of queries of a row in the attention of this rank: S'.
+func (p passShape) queries() int { return p.s * p.ranks / p.parts }
 
 // expertRows returns the number of rows of the experts' products.
 func (p passShape) expertRows(c Config) int {
@@ -328,7 +336,7 @@ func (k *attended) cut(c Config, p passShape, a *arena) {
 	t, all, h := p.tokens(), p.blockTokens(), c.HiddenSize
 	*k = attended{
 		rstd1: a.f32(t), ctx: a.of(p.rounded, all, c.ContextWidth()),
-		lse: a.f32(p.rows, c.Heads/p.headRanks(), p.s*p.ranks), x1: a.f32(t, h),
+		lse: a.f32(p.rows, c.Heads/p.headRanks(), p.queries()), x1: a.f32(t, h),
 	}
 	if c.latent() {
 		k.latent.cut(c, p, a)
@@ -454,10 +462,11 @@ type Pass struct {
 func (c Config) Memory(p Pass) Memory {
 	experts, groups := p.Shape.Size(comm.EP), stagesOf(c, p.Stage, p.Shape.Size(comm.PP), p.VirtualStages)
 	tensor := p.Shape.Size(comm.TP)
+	cp := max(1, p.SequenceRanks)
+	ranks, parts := cp*tensor, c.sequenceParts(cp, tensor)
 	c = c.sliced(tensor)
-	ranks := max(1, p.SequenceRanks) * tensor
-	shape := passShape{rows: p.Rows, s: p.SequenceLength / ranks, ranks: ranks, tensor: tensor, train: true,
-		recompute: p.Recompute, elsewhere: experts > 1, documents: p.Documents, rounded: p.Activations}
+	shape := passShape{rows: p.Rows, s: p.SequenceLength / ranks, ranks: ranks, tensor: tensor, parts: parts,
+		train: true, recompute: p.Recompute, elsewhere: experts > 1, documents: p.Documents, rounded: p.Activations}
 	logits := p.LogitsTokens
 	if logits == 0 {
 		logits = LogitsTokens(c.VocabSize, 0, 0)
@@ -480,8 +489,12 @@ func (c Config) Memory(p Pass) Memory {
 		buffers += rotations
 	}
 	onHost := int64(0)
-	if shape.headRanks() > 1 {
-		onHost = 2 * 4 * int64(shape.blockTokens()*c.qkvWidth()) // sent and received
+	if shape.contextRanks() > 1 { // sent and received, on the rank with the most
+		width := 2 * c.KVWidth() * parts
+		if shape.headRanks() > 1 {
+			width += c.QueryWidth()
+		}
+		onHost = 2 * 4 * int64(shape.blockTokens()*width)
 	}
 	if tensor > 1 {
 		onHost += comm.SumMemory(tensor, shape.tokens()*c.HiddenSize, 4)

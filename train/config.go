@@ -736,13 +736,6 @@ func (c *Config) checkReaders(shape comm.Shape) (errs []error) {
 		errs = append(errs, strictyaml.Invalid("batch_size",
 			"is %d; must be a multiple of %s, the number of data ranks", c.BatchSize, product))
 	}
-	if tp := shape.Size(comm.TP); c.Model.CheckSequenceRanks(tp) != nil { // reported as a misfit
-	} else if err := c.Model.CheckSequenceRanks(max(1, cp) * tp); err != nil && tp > 1 {
-		errs = append(errs, strictyaml.Invalid("layout.cp", "is %d, but layout.cp · layout.tp = %d, and %v", cp, cp*tp,
-			err))
-	} else if err != nil {
-		errs = append(errs, strictyaml.Invalid("layout.cp", "is %d, but %v", cp, err))
-	}
 	return errs
 }
 

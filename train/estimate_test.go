@@ -287,6 +287,24 @@ func TestMemoryOfGroups(t *testing.T) {
 	}
 }
 
+// So does the memory of ranks that share sequences, if they are more than the key and value heads.
+func TestMemoryOfParts(t *testing.T) {
+	longtest.SkipIfShort(t)
+	t.Parallel()
+	plan := makePlan(t, t.TempDir(), "plan.json", "")
+	for i, test := range []struct {
+		model string
+		LayoutConfig
+	}{
+		{oneKeyHead, LayoutConfig{DP: 4, EP: 1, CP: 4}}, {twoKeyHeads, LayoutConfig{DP: 4, EP: 1, CP: 4}},
+		{tensorDense, LayoutConfig{DP: 4, EP: 1, TP: 2, CP: 4}},
+	} {
+		recompute := moe.Recomputes()[i%len(moe.Recomputes())]
+		measureMemory(t, ranksConfig(t, plan, test.LayoutConfig, fmt.Sprintf("%ssteps: 2\nrecompute: %s\n", test.model,
+			recompute)))
+	}
+}
+
 // So does the memory of ranks that share matrices.
 func TestTensorMemory(t *testing.T) {
 	longtest.SkipIfShort(t)

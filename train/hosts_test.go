@@ -24,6 +24,7 @@ func TestHostsChangeNoBit(t *testing.T) {
 		hosts     string // of each rank
 		precision string
 		dispatch  moe.Dispatch
+		model     string
 	}{
 		{layout: LayoutConfig{DP: 2, EP: 2}, hosts: "a a b b"},
 		{layout: LayoutConfig{DP: 2, EP: 2}, hosts: "a b b b", precision: "bf16", dispatch: "allgather"},
@@ -32,8 +33,10 @@ func TestHostsChangeNoBit(t *testing.T) {
 		{layout: LayoutConfig{DP: 2, PP: 2, EP: 2}, hosts: "a a b b c c d d", precision: "bf16"},
 		{layout: LayoutConfig{DP: 3, EP: 4}, hosts: "a a a a b b b b c c c c"},
 		{layout: LayoutConfig{DP: 3, EP: 4}, hosts: "a b b b b b c c c c c c", dispatch: "allgather"},
+		{layout: LayoutConfig{DP: 4, EP: 1, CP: 4}, hosts: "a a b b", model: twoKeyHeads},
+		{layout: LayoutConfig{DP: 2, EP: 2, CP: 4}, hosts: "a b b b", model: twoKeyHeads},
 	} {
-		more := "steps: 2\n"
+		more := "steps: 2\n" + test.model
 		if test.precision != "" {
 			more += "precision: " + test.precision + "\n"
 		}

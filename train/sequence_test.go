@@ -24,18 +24,33 @@ func sequenceConfig(t testing.TB, plan string, l LayoutConfig, more string) Conf
 	return ranksConfig(t, plan, l, "aux_loss: {form: sequence}\n"+more)
 }
 
+// Models with fewer key and value heads than ranks that share a sequence.
+const (
+	oneKeyHead = "model: {preset: auroragpt-7b, vocab_size: 512, hidden_size: 32, intermediate_size: 96, " +
+		"num_hidden_layers: 2, num_attention_heads: 4, num_key_value_heads: 1}\n"
+	twoKeyHeads = "model: {preset: mula-nano, model_type: qwen3_moe, num_hidden_layers: 2, " +
+		"num_key_value_heads: 2, sliding_window: 5}\n"
+)
+
 // Runs whose ranks share sequences consume the samples of one rank, and have its losses and
 // gradients up to rounding. Schemes and pipeline stages change no bit.
 func TestSequenceLayouts(t *testing.T) {
 	longtest.SkipIfShort(t)
 	t.Parallel()
-	for _, attention := range []string{"", "attention: documents\n"} {
+	layouts := []LayoutConfig{{DP: 2, EP: 1, CP: 2, Optimizer: estimate.EPSO}, {DP: 2, EP: 1, CP: 2, PP: 2},
+		{DP: 2, EP: 1, CP: 2, Optimizer: estimate.Unsharded}, {DP: 2, EP: 2, CP: 2}, {DP: 1, EP: 4, CP: 4},
+		{DP: 2, EP: 2, CP: 4, Optimizer: estimate.SO}, {DP: 2, EP: 2, CP: 4}}
+	for attention, layouts := range map[string][]LayoutConfig{
+		"":                                     layouts,
+		"attention: documents\n":               layouts,
+		twoKeyHeads + "attention: documents\n": append(layouts[4:], LayoutConfig{DP: 4, EP: 2, CP: 8}),
+		twoKeyHeads + "attention: window\n": {{DP: 4, EP: 1, CP: 4}, {DP: 4, EP: 1, CP: 4, PP: 2},
+			{DP: 4, EP: 1, CP: 4, Optimizer: estimate.Unsharded}},
+	} {
 		plan := makePlan(t, t.TempDir(), "plan.json", "")
 		one := mustRunRanks(t, sequenceConfig(t, plan, LayoutConfig{}, attention), Options{})
 		same := map[string]runOutcome{} // by the layout without stages and scheme
-		for _, l := range []LayoutConfig{{DP: 2, EP: 1, CP: 2, Optimizer: estimate.EPSO}, {DP: 2, EP: 1, CP: 2, PP: 2},
-			{DP: 2, EP: 1, CP: 2, Optimizer: estimate.Unsharded}, {DP: 2, EP: 2, CP: 2}, {DP: 1, EP: 4, CP: 4},
-			{DP: 2, EP: 2, CP: 4, Optimizer: estimate.SO}, {DP: 2, EP: 2, CP: 4}} {
+		for _, l := range layouts {
 			got := mustRunRanks(t, sequenceConfig(t, plan, l, attention), Options{})
 			for name, most := range map[string]float64{"loss": 1e-6, "grad_norm": 1e-5, "samples": 0, "tokens": 0,
 				"aux_loss":  1e-6,
@@ -70,7 +85,8 @@ func TestSequenceGroups(t *testing.T) {
 		layout LayoutConfig
 		more   string // of the model
 	}{{LayoutConfig{DP: 2, EP: 1, CP: 2}, ""}, {LayoutConfig{DP: 1, EP: 2, CP: 2}, ""},
-		{LayoutConfig{DP: 1, EP: 2}, ""}, {LayoutConfig{DP: 1, EP: 2}, dense}} {
+		{LayoutConfig{DP: 1, EP: 2}, ""}, {LayoutConfig{DP: 1, EP: 2}, dense},
+		{LayoutConfig{DP: 4, EP: 1, CP: 4}, ", num_key_value_heads: 2"}} {
 		l := test.layout
 		for _, recompute := range []moe.Recompute{moe.RecomputeNone, moe.RecomputeLayers} {
 			config := func(l LayoutConfig) Config {
@@ -133,18 +149,28 @@ func logOf(t testing.TB, o runOutcome) string {
 func TestSequenceResumes(t *testing.T) {
 	t.Parallel()
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
-	layout := LayoutConfig{DP: 2, EP: 1, CP: 2}
-	whole := mustRunRanks(t, sequenceConfig(t, plan, layout, "steps: 6\nrecompute: layers\n"), Options{})
-	for cp, want := range map[int]float64{2: 0, 1: 1e-6} {
-		c := sequenceConfig(t, plan, layout, "steps: 6\ncheckpoint: {every: 3}\nrecompute: layers\n")
-		mustRun(t, c, stopAfter(3))
-		c.Layout.CP = cp
-		got := mustRunRanks(t, c, Options{})
-		if want == 0 && got.Weights != whole.Weights {
-			t.Errorf("the resumed run has weights %.16s, want %.16s", got.Weights, whole.Weights)
-		}
-		if d := apart(t, whole.lines, got.lines, "loss"); d > want {
-			t.Errorf("resumed with %d ranks a sequence: losses differ by %v", cp, d)
+	for _, test := range []struct {
+		model string
+		cp    int
+		to    []int
+	}{{"aux_loss: {form: sequence}\n", 2, []int{2, 1}}, {oneKeyHead, 4, []int{4, 2}}} {
+		layout := LayoutConfig{DP: test.cp, EP: 1, CP: test.cp}
+		more := test.model + "steps: 6\nrecompute: layers\n"
+		whole := mustRunRanks(t, ranksConfig(t, plan, layout, more), Options{})
+		for _, cp := range test.to {
+			c := ranksConfig(t, plan, layout, more+"checkpoint: {every: 3}\n")
+			mustRun(t, c, stopAfter(3))
+			c.Layout.CP = cp
+			got, want := mustRunRanks(t, c, Options{}), 1e-6
+			if cp == test.cp {
+				want = 0
+			}
+			if want == 0 && got.Weights != whole.Weights {
+				t.Errorf("the resumed run has weights %.16s, want %.16s", got.Weights, whole.Weights)
+			}
+			if d := apart(t, whole.lines, got.lines, "loss"); d > want {
+				t.Errorf("resumed with %d instead of %d ranks a sequence: losses differ by %v", cp, test.cp, d)
+			}
 		}
 	}
 }
@@ -168,17 +194,20 @@ func TestSequenceFails(t *testing.T) {
 func TestSequenceNotFinite(t *testing.T) {
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	t.Setenv("MULA_HOST", "node-7")
-	for bad := range 4 {
-		c := sequenceConfig(t, plan, LayoutConfig{DP: 4, EP: 1, CP: 2, Optimizer: estimate.Unsharded},
-			"steps: 8\nevaluate: {every: 0}\n")
+	for bad := range 8 {
+		more, cp := "steps: 8\nevaluate: {every: 0}\n", 2
+		if bad >= 4 { // the keys of a part go to later parts, and their gradients to earlier ones
+			more, cp = more+oneKeyHead, 4
+		}
+		c := ranksConfig(t, plan, LayoutConfig{DP: 4, EP: 1, CP: cp, Optimizer: estimate.Unsharded}, more)
 		c.Layout.CheckReplicasEvery = 0
 		_, err := Run(t.Context(), c, Options{BeforeSum: func(rank int, step int64, b moe.Bucket) error {
-			if rank == bad && step == 4 && !b.Divided {
+			if rank == bad%4 && step == 4 && !b.Divided {
 				b.Weight.Floats()[0] = float32(math.NaN())
 			}
 			return nil
 		}})
-		if want := fmt.Sprintf("rank %d on node-7: step 5: the loss is", bad); !errors.Is(err, moe.ErrNotFinite) ||
+		if want := fmt.Sprintf("rank %d on node-7: step 5: the loss is", bad%4); !errors.Is(err, moe.ErrNotFinite) ||
 			!strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
 		}
@@ -190,7 +219,6 @@ func TestSequenceConfig(t *testing.T) {
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	for more, want := range map[string]string{
 		"layout: {expert_dp: 2, cp: 3}":                "layout.cp is 3; must divide layout.expert_dp · layout.ep = 2 · 1 = 2",
-		"layout: {expert_dp: 3, cp: 3}\nbatch_size: 8": "layout.cp is 3, but 3 ranks cannot divide",
 		"layout: {expert_dp: 4, cp: 2}\nbatch_size: 7": "batch_size is 7; must be a multiple of 2",
 		"layout: {expert_dp: 2, cp: 0}":                "layout.cp",
 	} {

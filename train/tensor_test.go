@@ -156,8 +156,6 @@ func TestTensorConfig(t *testing.T) {
 	for more, want := range map[string]string{
 		model + "layout: {tp: 4}\n": "layout.tp is 4, which does not divide num_key_value_heads 2",
 		model + "layout: {tp: 0}\n": "layout.tp is 0",
-		model + "layout: {tp: 2, expert_dp: 2, cp: 2}\n": "layout.cp is 2, but layout.cp · layout.tp = 4, and 4 " +
-			"ranks cannot divide",
 		model + "layout: {tp: 2}\noptimizer: {name: muon}\n": "layout.tp is 2, but the update of muon needs " +
 			"complete",
 	} {

@@ -305,10 +305,12 @@ func TestSequenceTrafficIsCounted(t *testing.T) {
 	dense := experts
 	dense.Architecture, dense.Experts, dense.ExpertsPerToken, dense.KVHeads, dense.RouterAuxLossCoef = moe.Llama, 0, 0,
 		2, 0
+	one := dense
+	one.KVHeads = 1
 	for _, test := range []struct {
 		c  moe.Config
 		cp int
-	}{{experts, 2}, {experts, 4}, {dense, 2}} {
+	}{{experts, 2}, {experts, 4}, {dense, 2}, {dense, 4}, {one, 2}, {one, 4}} {
 		for _, recompute := range []moe.Recompute{moe.RecomputeNone, moe.RecomputeExperts, moe.RecomputeLayers} {
 			l := Layout{Shape: shape(4, 1, 1), Optimizer: EPSO, Dispatch: moe.AllToAll, SequenceRanks: test.cp,
 				BatchSize:      4 / test.cp * rows * micro,
@@ -343,7 +345,8 @@ func TestSequenceTrafficIsCounted(t *testing.T) {
 			}
 			e := sequenceTraffic(test.c, stages[0], l, Mula)[0] // without the losses, which package train sends
 			if got, want := counts[comm.OpAllToAll], e.Total*int64(4/test.cp); got != want {
-				t.Errorf("cp %d, recompute %s: %d bytes were sent, the formula says %d", test.cp, recompute, got, want)
+				t.Errorf("cp %d, %d key heads, recompute %s: %d bytes were sent, the formula says %d", test.cp,
+					test.c.KVHeads, recompute, got, want)
 			}
 		}
 	}

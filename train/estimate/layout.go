@@ -149,9 +149,6 @@ func (l Layout) check(c moe.Config) error {
 			return fmt.Errorf("tp is %d; tp·cp = %d must divide the sequence length, which is %d", tp, n,
 				l.SequenceLength)
 		}
-		if err := c.CheckSequenceRanks(l.rowRanks()); err != nil {
-			return fmt.Errorf("tp·cp is %d, but %w", l.rowRanks(), err)
-		}
 	}
 	ranks := l.Size(comm.Slices)
 	if n := l.sequenceRanks(); n > 1 {
@@ -163,9 +160,6 @@ func (l Layout) check(c moe.Config) error {
 		case l.BatchSize%l.readers() != 0:
 			return fmt.Errorf("the batch has %d sequences, which is not a multiple of the %d data ranks "+
 				"(expert_dp·ep) divided by cp, which is %d", l.BatchSize, ranks, n)
-		}
-		if err := c.CheckSequenceRanks(n); err != nil {
-			return fmt.Errorf("cp is %d, but %w", n, err)
 		}
 	} else if l.BatchSize%ranks != 0 {
 		return fmt.Errorf("the batch has %d sequences, which is not a multiple of the %d data ranks (expert_dp·ep); "+

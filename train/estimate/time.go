@@ -14,7 +14,7 @@ type Time struct {
 	Compute   float64 `json:"compute"`   // forward and backward, including recomputation
 	Waiting   float64 `json:"waiting"`   // for the rank whose computation takes longest: see [Machine.waiting]
 	Dispatch  float64 `json:"dispatch"`  // tokens to their experts and back
-	Sequences float64 `json:"sequences"` // attention heads, between ranks that share sequences
+	Sequences float64 `json:"sequences"` // operands of the attention, between ranks that share sequences
 	Tensor    float64 `json:"tensor"`    // tokens, between ranks that share matrices
 	Stages    float64 `json:"stages"`    // hidden states from stage to stage
 	Bubble    float64 `json:"bubble"`    // waiting for the first and the last micro-batches of other stages
@@ -169,6 +169,9 @@ func (p place) relayed(e Exchange) (inside, across float64) {
 // seconds returns the duration of an exchange. A rank shares the node's network with the other
 // ranks of the node.
 func (m *Machine) seconds(p place, e Exchange, how collectives) float64 {
+	if e.most > 0 {
+		e.Total = e.most * int64(e.Ranks)
+	}
 	inside, across, messages := p.split(e, how)
 	link := m.NodeLink.Value * m.NodeEfficiency.Value
 	return inside/link + across/(p.network/float64(p.sharing)) + messages*m.Latency.Value
@@ -176,7 +179,8 @@ func (m *Machine) seconds(p place, e Exchange, how collectives) float64 {
 
 // flops returns the FLOPs of stage i for one token in a forward and backward pass, and the
 // additional FLOPs of recomputation and of latents, which each of the ranks that share matrices
-// computes. Attention counts in full, without the causal mask.
+// computes. Attention counts in full, without the causal mask. This is at least the work of the
+// rank that has the last queries of a sequence; see [moe.Config.HeadRanks].
 func flops(c moe.Config, l Layout, i int) (model, again float64) {
 	latents := 6 * float64(c.HiddenSize) * float64(c.QueryRank+c.KVRank+c.RotatedSize) * float64(l.Size(comm.TP)-1)
 	repeated := 0.0

@@ -17,7 +17,7 @@ type Purpose string
 // The purposes.
 const (
 	ForDispatch  Purpose = "dispatch"  // tokens to their experts and back, forward and backward
-	ForSequences Purpose = "sequences" // heads of the attention, between ranks that share sequences
+	ForSequences Purpose = "sequences" // operands of the attention, between ranks that share sequences
 	ForTensor    Purpose = "tensor"    // tokens before and after products whose matrices ranks share
 	ForPipeline  Purpose = "pipeline"  // hidden states and their gradients between stages
 	ForGradients Purpose = "gradients" // sums over ranks
@@ -41,6 +41,8 @@ type Exchange struct {
 	// of [comm.Comm.Traffic] over the ranks, also for shards of unequal size. For an all-to-all it
 	// is the mean over routings that use all experts equally.
 	Total int64 `json:"total_bytes"`
+
+	most int64 // bytes that one rank sends or receives, the most; 0: PerRank
 }
 
 // PerRank is the mean number of bytes that a rank of the group sends.
@@ -179,6 +181,12 @@ func (l Layout) keepsLast(microBatches int64) bool {
 // a stage: in each layer and pass the operands of the attention and its result, and once the losses
 // of the sequences, 8 bytes each. A layer whose buffers no other layer has used since its forward
 // pass does not exchange its queries, keys and values again. For other trainers it returns nil.
+//
+// Of n ranks that share a sequence, h divide the heads, and c = n/h parts of the queries are on
+// different ranks; see [moe.Config.HeadRanks]. Of the queries of its tokens, a rank sends (h-1)/h
+// to other ranks, and the same of results and gradients. Of keys and values, it sends an h-th to
+// each other rank of its part and of the parts after it. There are h²·c·(c+1)/2 pairs of ranks of
+// these parts, including n pairs of a rank with itself. Gradients are sent the other way.
 func sequenceTraffic(c moe.Config, s Stage, l Layout, t Trainer) []Exchange {
 	n, all := int64(l.sequenceRanks()), int64(l.rowRanks())
 	if all == 1 || !t.Own {
@@ -191,22 +199,32 @@ func sequenceTraffic(c moe.Config, s Stage, l Layout, t Trainer) []Exchange {
 		if l.keepsLast(micro) {
 			again-- // the last layer
 		}
-		queries, heads := int64(c.QueryWidth()), int64(c.QueryWidth()+2*c.KVWidth())
-		passes := int64(2) // each exchanges as much
+		h := int64(c.HeadRanks(int(n), l.Size(comm.TP)))
+		parts, layers := n/h, 2*depth // forward and backward
 		if l.countsFirst(t) {
-			passes++
+			layers += depth
 		}
-		width, calls := passes*depth*(heads+queries)+again*heads, 2*passes*depth+again
+		passes := layers + again // with keys and values, or with their gradients
+		queries, calls := passes+layers, passes
 		if l.Recompute == moe.RecomputeLayers {
-			width, calls = width+again*queries, calls+again
+			queries += again
 		}
+		if h > 1 {
+			calls = queries
+		}
+		queries *= int64(c.QueryWidth())
+		keys := passes * int64(2*c.KVWidth())
 		group := comm.Data
 		if all > n {
 			group = comm.Slices
 		}
-		// A rank keeps its own part.
-		total := l.tokens() * width * int64(t.Activations) * (n - 1)
-		out = append(out, exchange(ForSequences, comm.OpAllToAll, group, int(n), int(micro*calls), total))
+		bytes := l.tokens() * int64(t.Activations)
+		e := exchange(ForSequences, comm.OpAllToAll, group, int(n), int(micro*calls),
+			bytes*(queries*parts*(h-1)+keys*(n*(parts+1)/2-parts)))
+		if parts > 1 { // the ranks of the first part send keys and values to all, the ranks of the last get all
+			e.most = bytes * (queries*(h-1) + keys*(n-1)) / h
+		}
+		out = append(out, e)
 	}
 	if s.Head {
 		out = append(out, exchange(ForSequences, comm.OpAllReduce, comm.Data, int(all), 1,
