@@ -365,7 +365,7 @@ func (m *Model) LoadTogether(ctx context.Context, fsys filesystem.FS, dir string
 			group = m.parallel.Mesh.Group(comm.Replicas)
 		}
 		weight := xpu.HostBuffer(p.Weight, &buffer)
-		slice, whole := weight, p.Slice.whole(p.Shape)
+		slice, whole := weight, p.Slice.Whole(p.Shape)
 		if p.Slice.Ranks > 0 {
 			weight = room(&complete, elements(whole))
 		}
@@ -383,7 +383,7 @@ func (m *Model) LoadTogether(ctx context.Context, fsys filesystem.FS, dir string
 			return true, errors.Join(err, lost)
 		}
 		if p.Slice.Ranks > 0 {
-			p.Slice.copy(slice, weight, 0, whole)
+			p.Slice.Take(slice, weight, whole)
 		}
 		xpu.SetNumbers(m.dev, p.Weight, slice)
 	}
@@ -396,7 +396,7 @@ func (m *Model) read(s *Stored) error {
 	for _, p := range m.params {
 		weight := xpu.HostBuffer(p.Weight, &buffer)
 		into, visit := weight, func([]float32) error { return nil }
-		if first, whole := 0, p.Slice.whole(p.Shape); p.Slice.Ranks > 0 {
+		if first, whole := 0, p.Slice.Whole(p.Shape); p.Slice.Ranks > 0 {
 			into, visit = piece, func(part []float32) error {
 				p.Slice.copy(weight, part, first, whole)
 				first += len(part)

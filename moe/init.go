@@ -30,7 +30,7 @@ func (m *Model) Init(seed uint64) {
 		initial := m.cfg.initial(p, seed)
 		if p.Slice.Ranks > 0 {
 			set(p.Weight, func(dst []float32) {
-				whole := p.Slice.whole(p.Shape)
+				whole := p.Slice.Whole(p.Shape)
 				n := elements(whole)
 				piece := make([]float32, min(initElements, n))
 				for first := 0; first < n; first += len(piece) {

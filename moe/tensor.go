@@ -44,8 +44,8 @@ func (s Slice) Shape(whole []int) []int {
 	return shape
 }
 
-// whole returns the shape of the complete tensor, given the shape of the slice.
-func (s Slice) whole(shape []int) []int {
+// Whole returns the shape of the complete tensor, given the shape of the slice.
+func (s Slice) Whole(shape []int) []int {
 	whole := slices.Clone(shape)
 	if s.Ranks > 0 {
 		whole[s.Axis] *= s.Ranks
@@ -73,6 +73,22 @@ func (s Slice) copy(slice, piece []float32, first int, whole []int) {
 		if low, high := max(first, begin), min(first+len(piece), begin+width); low < high {
 			copy(slice[row*width+low-begin:], piece[low-first:high-first])
 		}
+	}
+}
+
+// Take copies the slice from a complete tensor of the given shape.
+func (s Slice) Take(slice, tensor []float32, whole []int) { s.copy(slice, tensor, 0, whole) }
+
+// Put copies the slice to its place in a complete tensor of the given shape.
+func (s Slice) Put(tensor, slice []float32, whole []int) {
+	if s.Axis == 0 {
+		copy(tensor[len(slice)*s.Rank:], slice)
+		return
+	}
+	all := columns(whole)
+	width := all / s.Ranks
+	for row := range whole[0] {
+		copy(tensor[row*all+width*s.Rank:], slice[row*width:(row+1)*width])
 	}
 }
 

@@ -45,13 +45,46 @@ func newTensorRanks(t testing.TB, device func() xpu.Device, c Config, shape comm
 	return g
 }
 
+// A complete tensor consists of its slices.
+func TestSlices(t *testing.T) {
+	whole := []int{4, 6}
+	tensor := make([]float32, 24)
+	for i := range tensor {
+		tensor[i] = float32(i)
+	}
+	for _, test := range []struct {
+		Slice
+		first []float32 // elements of the first two rows
+	}{
+		{Slice{Axis: 0, Rank: 1, Ranks: 2}, []float32{12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23}},
+		{Slice{Axis: 1, Rank: 2, Ranks: 3}, []float32{4, 5, 10, 11}},
+	} {
+		joined := make([]float32, len(tensor))
+		for rank := range test.Ranks {
+			s := Slice{test.Axis, rank, test.Ranks}
+			slice := make([]float32, len(tensor)/test.Ranks)
+			s.Take(slice, tensor, whole)
+			if rank == test.Rank && !slices.Equal(slice[:len(test.first)], test.first) {
+				t.Errorf("%+v: %v, want %v first", s, slice, test.first)
+			}
+			s.Put(joined, slice, whole)
+			if shape := s.Shape(whole); !slices.Equal(s.Whole(shape), whole) {
+				t.Errorf("%+v: the slice of %v has the shape %v", s, whole, shape)
+			}
+		}
+		if !slices.Equal(joined, tensor) {
+			t.Errorf("%+v: the slices join to %v", test.Slice, joined)
+		}
+	}
+}
+
 // sliceOf returns the part of a complete tensor's values that a parameter has.
 func sliceOf(p *Parameter, values []float32) []float32 {
 	if p.Slice.Ranks == 0 {
 		return values
 	}
 	slice := make([]float32, p.Weight.Elements())
-	p.Slice.copy(slice, values, 0, p.Slice.whole(p.Shape))
+	p.Slice.Take(slice, values, p.Slice.Whole(p.Shape))
 	return slice
 }
 

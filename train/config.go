@@ -607,10 +607,6 @@ func (c Config) Validate() error {
 				"is %d, but model.tie_word_embeddings needs the same weights in the first and the last stage; set "+
 					"layout.pp to 1, or tie_word_embeddings to false", stages))
 	}
-	if tp := c.Layout.TP; tp > 1 && c.Optimizer.Name.NeedsWholeTensors() {
-		errs = append(errs, strictyaml.Invalid("layout.tp", "is %d, but the update of %s needs complete matrices; "+
-			"must be 1", tp, c.Optimizer.Name))
-	}
 	if n := c.Layout.SumReplicas; n > 1 && c.Layout.DP%n != 0 {
 		errs = append(errs, strictyaml.Invalid("layout.sum_replicas",
 			"is %d; must divide layout.expert_dp, which is %d", n, c.Layout.DP))

@@ -194,7 +194,8 @@ func (c Config) estimateTrainer() estimate.Trainer {
 	bytes := c.Optimizer.MomentBytes()
 	t.MomentBytes = bytes
 	t.Averages = name.Averages()
-	t.Whole, t.State, t.Scratch = name.NeedsWholeTensors(), bytes*tensors, name.ScratchBytes(c.Model.Config, threads)
+	t.Whole, t.State, t.SliceUpdate = name.NeedsWholeTensors(), bytes*tensors, name.SliceUpdate()
+	t.Scratch, t.HostScratch = name.ScratchBytes(c.Model.Config, threads, max(1, c.Layout.TP))
 	t.TensorState = func(tensor string, shape []int) int { return bytes * name.State(tensor, shape) }
 	if c.Precision.Weights() == xpu.BFloat16 {
 		t = t.Mixed(c.Precision, c.Layout.sent())

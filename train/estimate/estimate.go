@@ -135,6 +135,7 @@ func computeSteps(in Input) (*Result, error) {
 		sequences := sequenceTraffic(c, s, l, in.Trainer)
 		tensor := tensorTraffic(c, i, l, in.Trainer)
 		weights := OptimizerTraffic(s, l, in.Trainer)
+		update := updateTraffic(c, i, l, in.Trainer)
 		votes := slices.Concat(StageVotes(c, i, l, in.Trainer), ofWorld)
 		forVotes = max(forVotes, r.seconds(votes))
 		if in.Trainer.Own {
@@ -143,7 +144,8 @@ func computeSteps(in Input) (*Result, error) {
 			}
 		}
 		if i == 0 || sent(weights) > r.Sent(ForGradients, ForWeights) {
-			r.Traffic = slices.Concat(dispatch, sequences, tensor, PipelineTraffic(c, l, in.Trainer), weights, votes)
+			r.Traffic = slices.Concat(dispatch, sequences, tensor, PipelineTraffic(c, l, in.Trainer), weights, update,
+				votes)
 		}
 		r.Stepped = max(r.Stepped, Stepped(s, l))
 
@@ -158,7 +160,7 @@ func computeSteps(in Input) (*Result, error) {
 		if pass.Passes() > slowest.Passes() {
 			slowest = pass
 		}
-		step := Time{Update: Stepped(s, l) * in.Trainer.update() / m.MemoryBandwidth.Value}
+		step := Time{Update: Stepped(s, l)*in.Trainer.update()/m.MemoryBandwidth.Value + r.seconds(update)}
 		var gradients []bucketTimes
 		for _, e := range weights {
 			seconds := m.seconds(m.place(l, e.Group), e, in.collectives())

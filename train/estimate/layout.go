@@ -201,7 +201,18 @@ type Trainer struct {
 	// the model of a checkpoint has averages of the weights, and the state has the weights
 	Averages bool `json:"-"`
 
-	Scratch int64 `json:"-"` // bytes of device memory for intermediate results of the update
+	Scratch     int64 `json:"-"` // bytes of device memory for intermediate results of the update
+	HostScratch int64 `json:"-"` // bytes of host memory for the same
+
+	SliceUpdate SliceUpdate `json:"-"`
+}
+
+// A SliceUpdate describes the exchange of ranks that share matrices ([comm.TP]) for the update of a
+// slice. The zero value is no exchange.
+type SliceUpdate struct {
+	Operation comm.Operation
+	// Bytes returns the bytes that all ranks together send for a tensor of the complete shape.
+	Bytes func(name string, shape []int, ranks int) int64
 }
 
 // The known trainers.

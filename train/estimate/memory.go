@@ -70,8 +70,8 @@ func StageMemory(c moe.Config, l Layout, t Trainer, i int) Memory {
 		if n := int64(l.SnapshotCopies); n > 0 {
 			m.Snapshots = 2 * n * over(snapshotBytes(c, t), int64(l.Ranks()))
 		}
-		m.Exchange = sums + stageBytes(c, l, t) + roundedBytes(c, l, t, s)
-		m.HostOnly = sums + m.Checkpoint + m.Snapshots
+		m.Exchange = sums + t.HostScratch + stageBytes(c, l, t) + roundedBytes(c, l, t, s)
+		m.HostOnly = sums + t.HostScratch + m.Checkpoint + m.Snapshots
 		pass := c.Memory(moe.Pass{Rows: l.microBatch(), SequenceLength: l.SequenceLength,
 			SequenceRanks: l.sequenceRanks(), Recompute: l.Recompute, Activations: l.Activations,
 			Documents: l.Documents, LogitsTokens: l.LogitsTokens, Shape: l.Shape, Dispatch: l.Dispatch, Stage: i,

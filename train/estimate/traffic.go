@@ -21,6 +21,7 @@ const (
 	ForTensor    Purpose = "tensor"    // tokens before and after products whose matrices ranks share
 	ForPipeline  Purpose = "pipeline"  // hidden states and their gradients between stages
 	ForGradients Purpose = "gradients" // sums over ranks
+	ForUpdate    Purpose = "update"    // slices of matrices for their update; see [SliceUpdate]
 	ForWeights   Purpose = "weights"   // from their owners to the other ranks that have them
 	ForVotes     Purpose = "votes"     // state of all ranks before an update; see [WorldVotes]
 )
@@ -101,6 +102,35 @@ func OptimizerTraffic(s Stage, l Layout, t Trainer) []Exchange {
 		add(ForWeights, comm.OpAllGather, comm.Slices, s.Sliced)
 	}
 	return out
+}
+
+// updateTraffic returns the exchanges of a stage per step for the update of slices, the mean over
+// the groups of ranks that share matrices.
+func updateTraffic(c moe.Config, i int, l Layout, t Trainer) []Exchange {
+	n, total, tensors := l.Size(comm.TP), int64(0), 0
+	if n == 1 || t.SliceUpdate.Bytes == nil {
+		return nil
+	}
+	for _, tensor := range c.StageTensors(i, l.Size(comm.PP), l.VirtualStages) {
+		if c.Sliced(tensor.Name) < 0 {
+			continue
+		}
+		if bytes := t.SliceUpdate.Bytes(tensor.Name, tensor.Shape, n); bytes > 0 {
+			total, tensors = total+bytes, tensors+1
+		}
+	}
+	owners := 1
+	switch l.Optimizer {
+	case SO:
+		owners = l.Size(comm.ExpertDP)
+	case EPSO:
+		owners = l.Size(comm.Slices)
+	}
+	calls := 1
+	if t.SliceUpdate.Operation == comm.OpAllToAll { // there and back, n tensors at a time
+		calls = 2 * int(over(over(int64(tensors), int64(owners)), int64(n)))
+	}
+	return []Exchange{exchange(ForUpdate, t.SliceUpdate.Operation, comm.TP, n, calls, total/int64(owners))}
 }
 
 // nested returns the groups of [SO] for replicated weights: it sums gradients over the first one,

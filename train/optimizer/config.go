@@ -9,6 +9,7 @@ import (
 
 	"mula/internal/strictyaml"
 	"mula/moe"
+	"mula/train/estimate"
 	"mula/xpu"
 )
 
@@ -241,7 +242,8 @@ func (c Config) moments() xpu.DType {
 // MomentBytes returns the bytes of an element of the optimizer's state in memory.
 func (c Config) MomentBytes() int { return c.moments().Bytes() }
 
-// NeedsWholeTensors reports whether an update needs complete tensors, which ranks cannot divide.
+// NeedsWholeTensors reports whether an update needs complete tensors, which ranks cannot divide by
+// elements. Ranks of [mula/xpu/comm.TP] still divide their matrices: see [Name.SliceUpdate].
 // Their gradients must be float32, because updates are computed in their memory.
 func (n Name) NeedsWholeTensors() bool {
 	spec := specs[n]
@@ -254,12 +256,16 @@ func (n Name) Averages() bool { return specs[n].averages }
 // State returns the number of tensors in the state of a parameter.
 func (n Name) State(parameter string, shape []int) int { return len(specs[n].state(parameter, shape)) }
 
-// ScratchBytes returns the bytes of device memory for intermediate results.
-func (n Name) ScratchBytes(m moe.Config, threads int) int64 {
+// SliceUpdate returns what ranks that share matrices exchange for an update.
+func (n Name) SliceUpdate() estimate.SliceUpdate { return specs[n].slices }
+
+// ScratchBytes returns the bytes of device memory and of host memory for intermediate results, on
+// one of tp ranks that share matrices.
+func (n Name) ScratchBytes(m moe.Config, threads, tp int) (device, host int64) {
 	if scratch := specs[n].scratch; scratch != nil {
-		return scratch(m, threads)
+		return scratch(m, threads, tp)
 	}
-	return 0
+	return 0, 0
 }
 
 // foreignField returns an error that names a field which is set although the optimizer or schedule

@@ -4,10 +4,13 @@ import (
 	"context"
 	"errors"
 	"math"
+	"slices"
 	"strings"
 
 	"mula/moe"
+	"mula/train/estimate"
 	"mula/xpu"
+	"mula/xpu/comm"
 )
 
 // Muon is Muon: see muon.
@@ -26,7 +29,15 @@ var _ = register(Muon, spec{
 		}
 		return []string{"exp_avg", "exp_avg_sq"}
 	},
-	whole:   orthogonalized,
+	whole: orthogonalized,
+	slices: estimate.SliceUpdate{Operation: comm.OpAllToAll,
+		// u, and X back: float32, without the slice of the rank that computes X
+		Bytes: func(name string, shape []int, ranks int) int64 {
+			if !orthogonalized(name, shape) {
+				return 0
+			}
+			return 2 * 4 * int64(shape[0]*shape[1]/ranks) * int64(ranks-1)
+		}},
 	scratch: muonScratchBytes,
 	rule: func(config Config, _ int64, o *Optimizer) (rule, error) {
 		return newMuon(config, o)
@@ -48,6 +59,9 @@ var _ = register(Muon, spec{
 // products for X in its precision, and everything else in float32. For m > n the factors have the
 // other order, so that A is the smaller square.
 //
+// Ranks that share a matrix ([comm.TP]) have slices of u. The i-th matrix is orthogonalized by rank
+// i modulo their number, which gets all slices, and returns the slices of X.
+//
 // Jordan et al. 2024 (kellerjordan.github.io/posts/muon). Reference: torch.optim.Muon of torch
 // 2.15.0, which computes X in bfloat16.
 type muon struct {
@@ -55,14 +69,18 @@ type muon struct {
 	device       xpu.Device
 	rest         *adamW
 	large, small []matrix
-	scale        []float64 // η·s of each parameter
-	keep         []float32 // 1 − η·λ of each group
+	sliced       []matrix     // slices of matrices; the ranks of [comm.TP] have slices of the same ones
+	sides        [][2]float64 // rows and columns of each complete matrix
+	scale        []float64    // η·s of each parameter
+	keep         []float32    // 1 − η·λ of each group
 
 	// of all matrices; nil before the first update
 	moments   []xpu.Moments
 	gradients []xpu.Tensor
 	sums      []float64 // sum of squares of u for each block
 	norms     []float64 // ‖u‖² of each parameter
+
+	joined *joinedMatrices // nil without slices
 
 	largeScratch *muonScratch
 	scratch      chan *muonScratch // one for each worker
@@ -77,6 +95,16 @@ type matrix struct {
 	grad          xpu.Tensor // [rows, columns]
 }
 
+// joinedMatrices has the memory for a matrix whose slices other ranks have.
+type joinedMatrices struct {
+	scratch  *muonScratch
+	grad     xpu.Tensor // the complete matrix; one dimension
+	sums     []float64  // of its blocks
+	complete []float32  // the same on the host
+	sent     []float32  // slices of the matrices of all ranks
+	received []float32  // all slices of this rank's matrix
+}
+
 // muonLarge is the smallest number of elements of a matrix that uses all workers. Smaller matrices
 // are orthogonalized in parallel.
 const muonLarge = 1 << 20
@@ -89,13 +117,17 @@ type muonScratch struct{ x, a, b xpu.Tensor }
 func newMuon(config Config, o *Optimizer) (*muon, error) {
 	device, parameters := o.device, o.parameters
 	r := &muon{config: config, device: device, rest: newAdamW(config), norms: make([]float64, len(parameters)),
-		scale: make([]float64, len(parameters))}
+		sides: make([][2]float64, len(parameters)), scale: make([]float64, len(parameters))}
 	for i, p := range parameters {
 		if _, end, _ := o.Owned(i); !orthogonalized(p.Name, p.Shape) || end == 0 {
 			continue
 		}
+		whole := p.Slice.Whole(p.Shape)
+		r.sides[i] = [2]float64{float64(whole[0]), float64(whole[1])}
 		m := matrix{i, p.Shape[0], p.Shape[1], p.Grad.Reshape(p.Shape...)}
-		if p.Weight.Elements() >= muonLarge {
+		if p.Slice.Ranks > 0 {
+			r.sliced = append(r.sliced, m)
+		} else if p.Weight.Elements() >= muonLarge {
 			r.large = append(r.large, m)
 		} else {
 			r.small = append(r.small, m)
@@ -104,6 +136,11 @@ func newMuon(config Config, o *Optimizer) (*muon, error) {
 	var err error
 	if r.large != nil {
 		if r.largeScratch, err = newMuonScratch(o, r.large); err != nil {
+			return nil, err
+		}
+	}
+	if r.sliced != nil {
+		if r.joined, err = newJoinedMatrices(o, r.sliced); err != nil {
 			return nil, err
 		}
 	}
@@ -131,6 +168,24 @@ func newMuonScratch(o *Optimizer, matrices []matrix) (*muonScratch, error) {
 	s.a, errs[1] = o.newTensor(xpu.Float32, side*side)
 	s.b, errs[2] = o.newTensor(xpu.Float32, side*side)
 	return s, errors.Join(errs[:]...)
+}
+
+// newJoinedMatrices returns memory for each of the matrices with the given slices.
+func newJoinedMatrices(o *Optimizer, sliced []matrix) (*joinedMatrices, error) {
+	complete, elements := make([]matrix, len(sliced)), 0
+	for i, m := range sliced {
+		p := o.parameters[m.parameter]
+		whole := p.Slice.Whole(p.Shape)
+		complete[i] = matrix{rows: whole[0], columns: whole[1]}
+		elements = max(elements, whole[0]*whole[1])
+	}
+	scratch, err := newMuonScratch(o, complete)
+	if err != nil {
+		return nil, err
+	}
+	grad, err := o.newTensor(xpu.Float32, elements)
+	return &joinedMatrices{scratch, grad, make([]float64, blocksOf(elements)), make([]float32, elements),
+		make([]float32, elements), make([]float32, elements)}, err
 }
 
 // orthogonalized reports whether a parameter is a matrix of a layer, except for routers and for
@@ -177,20 +232,101 @@ func (r *muon) begin(ctx context.Context, o *Optimizer, learningRate, gradScale 
 	for _, m := range r.large {
 		r.orthogonalize(m, r.largeScratch)
 	}
+	if r.joined != nil {
+		if err := r.orthogonalizeSlices(ctx, o); err != nil {
+			return err
+		}
+	}
 	r.device.Parallel(len(r.small), r.smallOne)
 	r.keep = r.keep[:0]
 	for _, s := range o.settings {
 		r.keep = append(r.keep, float32(1-learningRate*s.RateScale*s.WeightDecay))
 	}
 	for _, u := range o.tensors {
-		p := o.parameters[u.parameter]
-		rows, columns := float64(p.Shape[0]), float64(p.Shape[1])
+		rows, columns := r.sides[u.parameter][0], r.sides[u.parameter][1]
 		rate := learningRate * o.settings[o.group[u.parameter]].RateScale
 		if r.config.AdjustLearningRate == AdjustOriginal {
 			r.scale[u.parameter] = rate * math.Sqrt(max(1, rows/columns))
 		} else {
 			r.scale[u.parameter] = rate * 0.2 * math.Sqrt(max(rows, columns))
 		}
+	}
+	return nil
+}
+
+// orthogonalizeSlices is orthogonalize for matrices whose slices other ranks have. In each round,
+// each rank of [comm.TP] orthogonalizes one of them.
+func (r *muon) orthogonalizeSlices(ctx context.Context, o *Optimizer) error {
+	group, j := o.sharding.mesh.Group(comm.TP), r.joined
+	n, rank := group.Size(), group.Rank()
+	sentBounds, receivedBounds := make([]int, n+1), make([]int, n+1)
+	for round := range slices.Chunk(r.sliced, n) {
+		for i := range n {
+			sentBounds[i+1] = sentBounds[i]
+			if i >= len(round) {
+				continue
+			}
+			size := round[i].grad.Elements()
+			sentBounds[i+1] += size
+			if err := r.device.Read(ctx, j.sent[sentBounds[i]:sentBounds[i+1]], round[i].grad.Flat()); err != nil {
+				return err
+			}
+		}
+		size := sentBounds[rank+1] - sentBounds[rank] // of each slice of this rank's matrix
+		for i := range n {
+			receivedBounds[i+1] = receivedBounds[i] + size
+		}
+		sent, received := j.sent[:sentBounds[n]], j.received[:n*size]
+		if err := comm.AllToAll(ctx, group, sent, sentBounds, received, receivedBounds); err != nil {
+			return err
+		}
+		if size > 0 {
+			if err := r.orthogonalizeJoined(ctx, o, round[rank].parameter, received); err != nil {
+				return err
+			}
+		}
+		if err := comm.AllToAll(ctx, group, received, receivedBounds, sent, sentBounds); err != nil {
+			return err
+		}
+		for i, m := range round {
+			r.device.Write(m.grad.Flat(), sent[sentBounds[i]:sentBounds[i+1]])
+		}
+	}
+	return nil
+}
+
+// orthogonalizeJoined replaces all slices of u of a matrix, one after the other, with the slices of
+// X.
+func (r *muon) orthogonalizeJoined(ctx context.Context, o *Optimizer, parameter int, all []float32) error {
+	p, j := o.parameters[parameter], r.joined
+	whole, size := p.Slice.Whole(p.Shape), len(all)/p.Slice.Ranks
+	of := func(rank int) (moe.Slice, []float32) {
+		slice := p.Slice
+		slice.Rank = rank
+		return slice, all[rank*size : (rank+1)*size]
+	}
+	complete := j.complete[:len(all)]
+	for rank := range p.Slice.Ranks {
+		slice, values := of(rank)
+		slice.Put(complete, values, whole)
+	}
+	grad, sums := j.grad.Rows(0, len(all)), j.sums[:blocksOf(len(all))]
+	r.device.Write(grad, complete)
+	r.device.SumSquares([]xpu.Tensor{grad}, sums)
+	if err := r.device.Wait(ctx); err != nil {
+		return err
+	}
+	r.norms[parameter] = 0
+	for _, s := range sums {
+		r.norms[parameter] += s
+	}
+	r.orthogonalize(matrix{parameter, whole[0], whole[1], grad.Reshape(whole...)}, j.scratch)
+	if err := r.device.Read(ctx, complete, grad); err != nil {
+		return err
+	}
+	for rank := range p.Slice.Ranks {
+		slice, values := of(rank)
+		slice.Take(values, complete, whole)
 	}
 	return nil
 }
@@ -228,17 +364,24 @@ func (r *muon) move(o *Optimizer, p int) xpu.Move {
 	return xpu.Move{Keep: r.keep[o.group[p]], Scale: float32(-r.scale[p])}
 }
 
-// muonScratchBytes returns the bytes of Muon's scratch memory for a model and a number of threads.
-func muonScratchBytes(m moe.Config, threads int) int64 {
-	h, q, kv, ffn := m.HiddenSize, m.QueryWidth(), m.KVWidth(), m.IntermediateSize
-	var elements, side [2]int64 // of small and of large matrices
-	for _, s := range [][2]int{{q, h}, {kv, h}, {ffn, h}, {m.DenseSize, h}} {
-		n, k := int64(s[0])*int64(s[1]), 0
-		if n >= muonLarge {
+// muonScratchBytes returns the bytes of Muon's scratch memory, on a device of the given number of
+// threads and in host memory, for one of tp ranks that share matrices.
+func muonScratchBytes(m moe.Config, threads, tp int) (device, host int64) {
+	var elements, side [3]int64 // of small and of large matrices, and of matrices that ranks share
+	for _, tensor := range m.TrainedTensors() {
+		if !orthogonalized(tensor.Name, tensor.Shape) {
+			continue
+		}
+		k := 0
+		switch n := tensor.Elements(); {
+		case tp > 1 && m.Sliced(tensor.Name) >= 0:
+			k = 2
+		case n >= muonLarge:
 			k = 1
 		}
-		elements[k], side[k] = max(elements[k], n), max(side[k], int64(min(s[0], s[1])))
+		elements[k] = max(elements[k], tensor.Elements())
+		side[k] = max(side[k], int64(min(tensor.Shape[0], tensor.Shape[1])))
 	}
 	scratch := func(k int) int64 { return 4 * (elements[k] + 2*side[k]*side[k]) }
-	return scratch(0)*int64(threads) + scratch(1)
+	return scratch(0)*int64(threads) + scratch(1) + scratch(2) + 4*elements[2], 3 * 4 * elements[2]
 }

@@ -12,6 +12,7 @@ import (
 
 	"mula/moe"
 	"mula/train/collective"
+	"mula/train/estimate"
 	"mula/xpu"
 )
 
@@ -104,14 +105,19 @@ type spec struct {
 	state func(name string, shape []int) []string
 
 	// whole reports whether an update of a parameter needs the complete tensor, which ranks cannot
-	// divide; nil: none does. The rule is then a [tensorRule], and a [elementRule] if other
-	// parameters exist.
+	// divide by elements; nil: none does. The rule is then a [tensorRule], and a [elementRule] if
+	// other parameters exist.
 	whole func(name string, shape []int) bool
 
-	averages bool                                     // the rule is an [averagingRule]
-	scratch  func(m moe.Config, threads int) int64    // bytes of device memory for intermediate results; nil: 0
-	check    func(c Config, s ScheduleConfig) []error // finds settings that the optimizer does not support; nil: none
-	rule     func(config Config, targets int64, o *Optimizer) (rule, error)
+	slices estimate.SliceUpdate // exchanges for the update of slices
+
+	averages bool // the rule is an [averagingRule]
+
+	// scratch returns the bytes of memory for intermediate results; nil: none
+	scratch func(m moe.Config, threads, tp int) (device, host int64)
+
+	check func(c Config, s ScheduleConfig) []error // finds settings that the optimizer does not support; nil: none
+	rule  func(config Config, targets int64, o *Optimizer) (rule, error)
 }
 
 func (s *spec) needsWhole(name string, shape []int) bool {

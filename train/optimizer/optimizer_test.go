@@ -573,7 +573,7 @@ func TestOptimizerBytes(t *testing.T) {
 					}
 				}
 			}
-			want := name.ScratchBytes(c, 2)
+			want, _ := name.ScratchBytes(c, 2, 1)
 			for _, tensor := range c.Tensors() {
 				want += 4 * tensor.Elements() * int64(name.State(tensor.Name, tensor.Shape))
 			}
