@@ -13,6 +13,7 @@ conformance/forward, a short program over package moe, read each model. The chec
     export     AutoModelForCausalLM loads the files of `mula export`, and every weight is equal bit
                for bit after rounding to the requested type
     generate   50 greedy tokens with a key/value cache are equal
+    predict    copies keep layers of multi-token prediction, which transformers does not load
 
 For the other direction, mula tokenizes text and trains a model for some steps, in fp32 and in bf16.
 transformers computes the same logits from the checkpoint and from the exported model. AutoTokenizer
@@ -35,7 +36,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
 worst = {"logits": 0.0, "gradients": 0.0}
-counts = {"generated": 0}
+counts = {"generated": 0, "predictions": 0}
 
 
 def fail(text):
@@ -559,6 +560,8 @@ def from_transformers(tools, tmp, r, number, families):
         stored(tmp / "imported"),
         what + ", imported",
     )
+    if config.model_type in ("deepseek_v3", "glm4_moe"):
+        predictions(tools, tmp, r, source, config, dtype, what)
     for target in DTYPES:
         out = tmp / f"exported-{target}"
         run(
@@ -584,6 +587,46 @@ def from_transformers(tools, tmp, r, number, families):
             f"{what}, exported as {target}",
         )
     print(f"equal: {what}")
+
+
+def predictions(tools, tmp, r, source, config, dtype, what):
+    """Checks that copies of a model keep layers of multi-token prediction, which transformers does
+    not load. They have the tensors of a layer, norms and a projection (DeepSeek-V3, section 2.2),
+    and may repeat embedding and head.
+    """
+    weights, h = stored(source), config.hidden_size
+    last = f"model.layers.{config.num_hidden_layers - 1}."
+    if not any(k.startswith(last + "mlp.experts.0.") for k in weights):
+        return  # a dense layer, or fused experts
+    embedding = weights["model.embed_tokens.weight"]
+    layers = r.randint(1, 2)
+    for k in range(layers):
+        new = f"model.layers.{config.num_hidden_layers + k}."
+        for name in [name for name in weights if name.startswith(last)]:
+            weights[new + name[len(last) :]] = torch.randn_like(weights[name])
+        for name, shape in ("enorm", [h]), ("hnorm", [h]), ("shared_head.norm", [h]), ("eh_proj", [h, 2 * h]):
+            weights[f"{new}{name}.weight"] = torch.randn(shape, dtype=embedding.dtype)
+        if r.random() < 0.5:
+            weights[new + "embed_tokens.weight"] = embedding.clone()
+        if r.random() < 0.5:
+            weights[new + "shared_head.head.weight"] = weights.get("lm_head.weight", embedding).clone()
+    more = tmp / "with-predictions"
+    more.mkdir()
+    save_file(weights, more / "model.safetensors", metadata={"format": "pt"})
+    text = json.loads((source / "config.json").read_text())
+    text["num_nextn_predict_layers"] = layers
+    (more / "config.json").write_text(json.dumps(text))
+    if config.tie_word_embeddings:
+        weights.pop("lm_head.weight", None)
+    want = {k: v.float() if k.endswith("e_score_correction_bias") else v for k, v in weights.items()}
+    run(tools / "mula", "import", "--from", more, "--output", tmp / "kept")
+    export = ("export", "--model", tmp / "kept", "--output", tmp / "again", "--dtype", dtype, "--shard-size", "9k")
+    run(tools / "mula", *export)
+    for copy in "kept", "again":
+        same_weights(want, stored(tmp / copy), f"{what}, with {layers} layers of multi-token prediction")
+        if json.loads((tmp / copy / "config.json").read_text())["num_nextn_predict_layers"] != layers:
+            fail(f"{what}: num_nextn_predict_layers is not {layers}")
+    counts["predictions"] += layers
 
 
 def texts(r, documents):
@@ -729,7 +772,8 @@ def main():
             shutil.rmtree(case)
     print(
         f"all equal; largest difference of logits {worst['logits']:.2g}, of gradients {worst['gradients']:.2g} of "
-        f"their norm; {counts['generated']} tokens generated alike"
+        f"their norm; {counts['generated']} tokens generated alike, {counts['predictions']} layers of multi-token "
+        "prediction kept"
     )
 
 

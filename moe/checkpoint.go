@@ -1,6 +1,7 @@
 package moe
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -73,21 +74,22 @@ func (m *Model) Save(ctx context.Context, dir string, opts SaveOptions) error {
 			return err
 		}
 		return write(weight)
-	})
+	}, savedPredictions{})
 }
+
+// dtype returns the element type of the weights.
+func (o SaveOptions) dtype() safetensors.DType { return cmp.Or(o.DType, safetensors.F32) }
 
 // saveDirectory writes a model to dir. fill passes the i-th tensor, in the order of c.Tensors, to
 // write, in one or more chunks.
-func saveDirectory(dir string, c Config, opts SaveOptions,
-	fill func(i int, write func([]float32) error) error) (err error) {
+func saveDirectory(dir string, c Config, opts SaveOptions, fill func(i int, write func([]float32) error) error,
+	predictions savedPredictions) (err error) {
 	defer func() {
 		if err != nil {
 			err = fmt.Errorf("saving %s: %w", dir, err)
 		}
 	}()
-	if opts.DType == "" {
-		opts.DType = safetensors.F32
-	}
+	opts.DType = opts.dtype()
 	if opts.ShardSize < 0 {
 		return fmt.Errorf("shard size %d is negative", opts.ShardSize)
 	}
@@ -104,10 +106,14 @@ func saveDirectory(dir string, c Config, opts SaveOptions,
 		create = In(dir)
 	}
 	parts, files := c.StoredTensors(opts.DType), c.inFiles()
-	tensors, total := make([]safetensors.Tensor, len(files)), int64(0)
-	for i, t := range files {
-		tensors[i] = safetensors.Tensor{Name: t.Name, DType: parts[t.Parts[0]].DType, Shape: t.Shape}
-		total += tensors[i].Elements() * int64(tensors[i].DType.Size())
+	var tensors []safetensors.Tensor
+	for _, t := range files {
+		tensors = append(tensors, safetensors.Tensor{Name: t.Name, DType: parts[t.Parts[0]].DType, Shape: t.Shape})
+	}
+	tensors = append(tensors, predictions.tensors...)
+	total := int64(0)
+	for _, t := range tensors {
+		total += t.Elements() * int64(t.DType.Size())
 	}
 	shards := shardTensors(tensors, opts)
 	index := safetensors.Index{Metadata: map[string]any{"total_size": total},
@@ -122,7 +128,12 @@ func saveDirectory(dir string, c Config, opts SaveOptions,
 			index.WeightMap[t.Name] = name
 		}
 		err := writeShard(create, name, shard,
-			func(i int, write func([]float32) error) error { return files[first+i].write(fill, write) })
+			func(i int, write func([]float32) error) error {
+				if i += first; i >= len(files) {
+					return predictions.fill(i-len(files), write)
+				}
+				return files[i].write(fill, write)
+			})
 		if err != nil {
 			return err
 		}
@@ -138,7 +149,7 @@ func saveDirectory(dir string, c Config, opts SaveOptions,
 		}
 	}
 	var config strings.Builder
-	if err := WriteConfigJSON(&config, c, opts.DType); err != nil {
+	if err := writeConfigJSON(&config, c, opts.DType, predictions.layers); err != nil {
 		return err
 	}
 	return create.WriteFile(configName, []byte(config.String()))

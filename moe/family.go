@@ -72,9 +72,8 @@ type family struct {
 	// none.
 	upcycled Architecture
 
-	// Field of the number of layers of multi-token prediction. Files have them behind the last
-	// layer, or under names that start with predictionTensors. They are not read, and not written.
-	// "": none.
+	// Field of the number of layers of multi-token prediction; "": none. Files have them behind the
+	// last layer, or under names that start with predictionTensors. See predictions.go.
 	predictionLayers, predictionTensors string
 
 	// The values of transformers for fields that are missing in config.json. Sizes are not among

@@ -1,8 +1,7 @@
 package moe
 
 // deepSeekV3 is DeepSeek-V3 (https://arxiv.org/abs/2412.19437), and models of the same structure,
-// such as Moonlight and Kimi K2, without layers of multi-token prediction. transformers does not
-// load these layers.
+// such as Moonlight and Kimi K2.
 var deepSeekV3 = family{
 	class: "DeepseekV3ForCausalLM", experts: true, rms: true, scaling: true, latent: true, noAuxCoef: true,
 	shared:      sharedParts{number: "n_shared_experts"},

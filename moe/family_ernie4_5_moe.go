@@ -1,9 +1,9 @@
 package moe
 
-// ernie45MoE is ERNIE 4.5 (https://ernie.baidu.com/blog/publication/ERNIE_Technical_Report.pdf)
-// without layers of multi-token prediction, which transformers does not load. Routers are softmax
-// routers with correction biases, and their weights are float32 in files of every type. With
-// use_bias, the releases of transformers have different biases of experts, so it is refused.
+// ernie45MoE is ERNIE 4.5 (https://ernie.baidu.com/blog/publication/ERNIE_Technical_Report.pdf).
+// Routers are softmax routers with correction biases, and their weights are float32 in files of
+// every type. With use_bias, the releases of transformers have different biases of experts, so it
+// is refused.
 var ernie45MoE = family{
 	class: "Ernie4_5_MoeForCausalLM", experts: true, rms: true, scaling: true, headDim: true, interleaved: true,
 	shared: sharedParts{number: "moe_num_shared_experts", optional: true},

@@ -1,8 +1,8 @@
 package moe
 
-// glm4MoE is GLM-4.5 (https://arxiv.org/abs/2508.06471) without layers of multi-token prediction,
-// which transformers does not load: a part of each head is rotated, and biases and norms of queries
-// and keys are options. Router, shared experts and leading dense layers are as in DeepSeek-V3.
+// glm4MoE is GLM-4.5 (https://arxiv.org/abs/2508.06471): a part of each head is rotated, and biases
+// and norms of queries and keys are options. Router, shared experts and leading dense layers are as
+// in DeepSeek-V3.
 var glm4MoE = family{
 	class: "Glm4MoeForCausalLM", experts: true, rms: true, qkNorm: normOfHeads, attentionFields: true,
 	scaling: true, headDim: true, rotaryPart: 0.5,

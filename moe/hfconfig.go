@@ -45,6 +45,11 @@ func (x fraction) MarshalJSON() ([]byte, error) {
 // type dtype. The file has the fields of transformers 4 (rope_theta, torch_dtype) and of
 // transformers 5 (rope_parameters, dtype). It has no field for InitCutoff.
 func WriteConfigJSON(w io.Writer, c Config, dtype safetensors.DType) error {
+	return writeConfigJSON(w, c, dtype, 0)
+}
+
+// writeConfigJSON is WriteConfigJSON of a model with a number of layers of multi-token prediction.
+func writeConfigJSON(w io.Writer, c Config, dtype safetensors.DType, predictionLayers int) error {
 	if err := c.Validate(); err != nil {
 		return err
 	}
@@ -138,7 +143,7 @@ func WriteConfigJSON(w io.Writer, c Config, dtype safetensors.DType) error {
 		}
 		c.denseFields(fields)
 		if family.predictionLayers != "" {
-			fields[family.predictionLayers] = 0
+			fields[family.predictionLayers] = predictionLayers
 		}
 	}
 	text, err := json.MarshalIndent(fields, "", "  ")

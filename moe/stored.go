@@ -27,6 +27,9 @@ type Stored struct {
 	fused   bool
 	mxfp4   bool // experts are in MXFP4; see mxfp4.go
 	head    bool // the head is tied, but stored too
+
+	predictions      []predicted // tensors of layers of multi-token prediction; see predictions.go
+	predictionLayers int
 }
 
 // A TensorReader reads the tensors of a stored model: a [safetensors.Directory], or the checkpoint
@@ -119,13 +122,10 @@ func (s *Stored) match() error {
 	}
 	bias := s.config.family().router.biasName()
 	inMemory := strings.NewReplacer(".mlp.gate."+strings.TrimPrefix(bias, "."), ".mlp"+bias)
-	var unexpected, wrong []string
+	var unexpected []string
 	packed := map[string]bool{} // the tensors in MXFP4
-	predictions := s.predictionLayers(stored)
+	stored, wrong, missing := s.matchPredictions(stored)
 	for _, t := range stored {
-		if slices.ContainsFunc(predictions, func(p string) bool { return strings.HasPrefix(t.Name, p) }) {
-			continue
-		}
 		fused, want := s.config.unfuse(t)
 		if want == nil && s.bytes != nil {
 			if fused, want = s.config.unfuseMXFP4(t); want != nil {
@@ -187,7 +187,7 @@ func (s *Stored) match() error {
 		}
 	}
 	slices.Sort(s.types)
-	missing := lackingMXFP4(packed)
+	missing = append(missing, lackingMXFP4(packed)...)
 	for i, t := range s.tensors {
 		if s.sources[i].tensor == "" {
 			missing = append(missing, t.Name)
@@ -199,35 +199,6 @@ func (s *Stored) match() error {
 	return fmt.Errorf("loading weights from %s: %w", s.dir, errors.Join(
 		some("tensors that do not fit the configuration", wrong), some("tensors missing",
 			missing), some("tensors unexpected", unexpected)))
-}
-
-// predictionLayers returns the prefixes of the names of layers of multi-token prediction. Unless
-// the family has its own prefix, they follow the last layer, and have a matrix eh_proj
-// (https://arxiv.org/abs/2412.19437, equation 21).
-func (s *Stored) predictionLayers(stored []safetensors.Tensor) (prefixes []string) {
-	switch family := s.config.family(); {
-	case family.predictionTensors != "":
-		return []string{family.predictionTensors}
-	case family.predictionLayers == "":
-		return nil
-	}
-	for _, t := range stored {
-		prefix, ok := strings.CutSuffix(t.Name, "eh_proj.weight")
-		if ok && !s.hasLayer(prefix) {
-			prefixes = append(prefixes, prefix)
-		}
-	}
-	return prefixes
-}
-
-// hasLayer reports whether prefix is the prefix of a layer of the model.
-func (s *Stored) hasLayer(prefix string) bool {
-	for l := range s.config.Layers {
-		if layerPrefix(l) == prefix {
-			return true
-		}
-	}
-	return false
 }
 
 // some returns an error that lists the first few names, or nil if there are none.
@@ -404,8 +375,9 @@ func (s *Stored) Model(dev xpu.Device) (*Model, error) {
 	return m, nil
 }
 
-// Save writes the model to dir like [Model.Save], and passes every chunk of weights that it reads
-// to visit, tensor by tensor in the order of the files.
+// Save writes the model to dir like [Model.Save], with its layers of multi-token prediction. It
+// passes every chunk of the model's weights that it reads to visit, tensor by tensor in the order
+// of the files. It does not pass these layers.
 func (s *Stored) Save(ctx context.Context, dir string, opts SaveOptions,
 	visit func(tensor string, piece []float32) error) error {
 	buffer := make([]float32, pieceElements)
@@ -416,7 +388,7 @@ func (s *Stored) Save(ctx context.Context, dir string, opts SaveOptions,
 			}
 			return write(piece)
 		})
-	})
+	}, s.savedPredictions(ctx, opts.dtype(), buffer))
 }
 
 // A FusedTensor is a tensor of the model in transformers: the given tensors of [Config.Tensors],

@@ -98,7 +98,7 @@ func (s *Stored) SaveUpcycled(ctx context.Context, u Upcycling, dir string, opts
 			}
 			return write(piece)
 		})
-	})
+	}, savedPredictions{})
 }
 
 // An upcycling is the state of [Stored.SaveUpcycled].

@@ -17,6 +17,7 @@ import (
 	"mula/internal/filesystem"
 	"mula/internal/locks"
 	"mula/internal/objects"
+	"mula/internal/quantity"
 	"mula/moe"
 	"mula/moe/safetensors"
 	"mula/tokenize"
@@ -60,6 +61,9 @@ type Inspection struct {
 // Inspect reads a model completely and checks it. Every tensor must exist with its shape, and no
 // other tensor may exist. Every weight must be finite, and every id of the tokenizer must be in the
 // vocabulary. progress may be nil.
+//
+// Layers of multi-token prediction are checked, too, but they are not in the result's Weights and
+// numbers of parameters.
 func (m ModelDir) Inspect(ctx context.Context, progress func(done, total int64)) (Inspection, error) {
 	stored, err := m.stored()
 	if err != nil {
@@ -72,6 +76,9 @@ func (m ModelDir) Inspect(ctx context.Context, progress func(done, total int64))
 	}
 	check := newWeightsCheck(m.Dir, i.Config, progress)
 	if err := stored.Each(ctx, check.add); err != nil {
+		return i, err
+	}
+	if err := stored.CheckPredictions(ctx); err != nil {
 		return i, err
 	}
 	i.Weights = check.sum()
@@ -270,6 +277,10 @@ func (m ModelDir) inspect(stored *moe.Stored) (*tokenize.Tokenizer, Inspection, 
 	i.describe(stored.Config())
 	if stored.MXFP4() {
 		i.Notes = append(i.Notes, "the experts are in MXFP4, which mula reads without rounding and does not write")
+	}
+	if n := stored.PredictionLayers(); n > 0 {
+		i.Notes = append(i.Notes, fmt.Sprintf("the files have %s of multi-token prediction: mula import and export "+
+			"copy them, but mula does not train or use them", quantity.Plural(int64(n), "layer")))
 	}
 	path := m.path(tokenizerFile)
 	text, err := m.readCompanion(tokenizerFile)

@@ -1,6 +1,7 @@
 package checkpoint
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -16,6 +17,7 @@ import (
 	"testing"
 
 	"mula/internal/atomicfile"
+	"mula/internal/filesystem"
 	"mula/internal/testwait"
 	"mula/moe"
 	"mula/moe/safetensors"
@@ -54,6 +56,79 @@ func testHashOfFusedExperts(t *testing.T, name string) {
 	}
 	if want := strings.HasSuffix(name, "mxfp4"); has(before) != want || has(converted) != want || has(after) {
 		t.Errorf("%s: notes before %q, converted %q, after %q", name, before.Notes, converted.Notes, after.Notes)
+	}
+}
+
+// Layers of multi-token prediction are copied and noted, and do not change the hash of the weights.
+// They are checked with and without a copy.
+func TestPredictionLayersAreCopied(t *testing.T) {
+	t.Parallel()
+	dir, _ := checkpointtest.Model(t, func(c *moe.Config) {
+		c.Architecture, c.NormTopK, c.ClipQKV = moe.Ernie45MoE, true, 0
+	}, nil)
+	from := ModelDir{Dir: dir}
+	before, err := from.Inspect(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	files, err := safetensors.OpenDirectory(filesystem.OS{}, dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer files.Close()
+	const name = "model.mtp_linear_proj.0.weight"
+	tensors := append(slices.Clone(files.Tensors()), safetensors.Tensor{Name: name, DType: safetensors.F32,
+		Shape: []int{3, 2}})
+	for _, bad := range []bool{false, true} {
+		var content bytes.Buffer
+		w, err := safetensors.NewWriter(&content, tensors, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, tensor := range tensors {
+			numbers := make([]float32, tensor.Elements())
+			if tensor.Name != name {
+				if err := files.Float32(numbers, tensor.Name, 0); err != nil {
+					t.Fatal(err)
+				}
+			} else if bad {
+				numbers[4] = float32(math.Inf(1))
+			}
+			if err := w.Float32(tensor.Name, numbers); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := w.Close(); err != nil {
+			t.Fatal(err)
+		}
+		more := ModelDir{Dir: filepath.Join(t.TempDir(), "more")}
+		if err := os.CopyFS(more.Dir, os.DirFS(dir)); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(more.Dir, safetensors.SingleName), content.Bytes(), 0o666); err != nil {
+			t.Fatal(err)
+		}
+		output := ModelDir{Dir: filepath.Join(t.TempDir(), "model")}
+		found, inspecting := more.Inspect(t.Context(), nil)
+		copied, converting := more.Convert(t.Context(), output.Dir, ConvertOptions{})
+		if bad {
+			for _, err := range []error{inspecting, converting} {
+				if err == nil || !strings.Contains(err.Error(), name) {
+					t.Errorf("a number that is not finite: %v", err)
+				}
+			}
+			continue
+		}
+		again, rereading := output.Inspect(t.Context(), nil)
+		if err := errors.Join(inspecting, converting, rereading); err != nil {
+			t.Fatal(err)
+		}
+		for _, i := range []Inspection{found, copied, again} {
+			if i.Weights != before.Weights || len(i.Notes) != 2 || !strings.HasPrefix(i.Notes[0],
+				"the files have 1 layer of multi-token prediction") {
+				t.Errorf("%+v", i)
+			}
+		}
 	}
 }
 
