@@ -24,8 +24,8 @@ const (
 	// rows into batches, or among ranks.
 	AuxSequence AuxForm = "sequence"
 	// AuxGlobal computes the loss of each layer over all tokens of the step, of all micro-batches
-	// and ranks (https://arxiv.org/abs/2501.11873): E/(L·T·K) · Σ_l Σ_e c_le · (Σ_t p_le
-	// / T), for T tokens of the step; c_le of them chose expert e. It is AuxMegaBlocks of the step
+	// and ranks (https://arxiv.org/abs/2501.11873): E/(L·T·K) · Σ_l Σ_e c_le · (Σ_t p_le / T), for
+	// T tokens of the step; c_le of them chose expert e. It is AuxMegaBlocks of the step
 	// as one batch, and 1 at balance. It needs [BackwardOptions.StepCounts]. It does not depend on
 	// the division of the step into batches, or among ranks.
 	AuxGlobal AuxForm = "global"

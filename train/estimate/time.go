@@ -8,8 +8,8 @@ import (
 	"mula/xpu/comm"
 )
 
-// Time is the duration of a step, in seconds, by part. No other parts overlap than gradients and
-// the backward pass.
+// Time is the duration of a step, in seconds, by part. Only sums of gradients overlap with another
+// part, the backward pass.
 type Time struct {
 	Compute   float64 `json:"compute"`   // forward and backward, including recomputation
 	Waiting   float64 `json:"waiting"`   // for the rank whose computation takes longest: see [Machine.waiting]
@@ -24,7 +24,7 @@ type Time struct {
 	Weights   float64 `json:"weights"`   // from their owners
 
 	// Hidden is the time of sums of gradients during the backward pass, which is not in the other
-	// parts: see [hidden].
+	// parts: see [Stage.hidden].
 	Hidden float64 `json:"gradients_during_backward"`
 }
 
