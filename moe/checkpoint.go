@@ -394,7 +394,7 @@ func (m *Model) LoadTogether(ctx context.Context, fsys filesystem.FS, dir string
 			return true, errors.Join(err, lost)
 		}
 		if p.Slice.Ranks > 0 {
-			p.Slice.Take(slice, weight, whole)
+			p.Slice.Take(slice, weight, 0, whole)
 		}
 		xpu.SetNumbers(m.dev, p.Weight, slice)
 	}
@@ -409,7 +409,7 @@ func (m *Model) read(s *Stored) error {
 		into, visit := weight, func([]float32) error { return nil }
 		if first, whole := 0, p.Slice.Whole(p.Shape); p.Slice.Ranks > 0 {
 			into, visit = piece, func(part []float32) error {
-				p.Slice.copy(weight, part, first, whole)
+				p.Slice.Take(weight, part, first, whole)
 				first += len(part)
 				return nil
 			}

@@ -36,7 +36,7 @@ func (m *Model) Init(seed uint64) {
 				for first := 0; first < n; first += len(piece) {
 					piece = piece[:min(len(piece), n-first)]
 					initial(piece)
-					p.Slice.copy(dst, piece, first, whole)
+					p.Slice.Take(dst, piece, first, whole)
 				}
 			})
 			return

@@ -56,9 +56,9 @@ func (s Slice) Whole(shape []int) []int {
 // columns returns the number of columns of a tensor; a vector has one.
 func columns(shape []int) int { return elements(shape[1:]) }
 
-// copy copies elements of a complete tensor to the slice. piece has the tensor's elements from
-// number first on.
-func (s Slice) copy(slice, piece []float32, first int, whole []int) {
+// Take copies elements of a complete tensor of the given shape to the slice. piece has the tensor's
+// elements from number first on.
+func (s Slice) Take(slice, piece []float32, first int, whole []int) {
 	c := columns(whole)
 	if s.Axis == 0 {
 		begin := elements(whole) / s.Ranks * s.Rank // of the slice
@@ -75,9 +75,6 @@ func (s Slice) copy(slice, piece []float32, first int, whole []int) {
 		}
 	}
 }
-
-// Take copies the slice from a complete tensor of the given shape.
-func (s Slice) Take(slice, tensor []float32, whole []int) { s.copy(slice, tensor, 0, whole) }
 
 // Put copies the slice to its place in a complete tensor of the given shape.
 func (s Slice) Put(tensor, slice []float32, whole []int) {

@@ -63,7 +63,7 @@ func TestSlices(t *testing.T) {
 		for rank := range test.Ranks {
 			s := Slice{test.Axis, rank, test.Ranks}
 			slice := make([]float32, len(tensor)/test.Ranks)
-			s.Take(slice, tensor, whole)
+			s.Take(slice, tensor, 0, whole)
 			if rank == test.Rank && !slices.Equal(slice[:len(test.first)], test.first) {
 				t.Errorf("%+v: %v, want %v first", s, slice, test.first)
 			}
@@ -84,7 +84,7 @@ func sliceOf(p *Parameter, values []float32) []float32 {
 		return values
 	}
 	slice := make([]float32, p.Weight.Elements())
-	p.Slice.Take(slice, values, p.Slice.Whole(p.Shape))
+	p.Slice.Take(slice, values, 0, p.Slice.Whole(p.Shape))
 	return slice
 }
 
@@ -260,7 +260,7 @@ func TestTensorWeights(t *testing.T) {
 			got := make([]float32, p.Weight.Elements()/2)
 			values := p.Weight.Floats()
 			for first := 0; first < len(values); first += 1000 {
-				s.copy(got, values[first:min(first+1000, len(values))], first, p.Shape)
+				s.Take(got, values[first:min(first+1000, len(values))], first, p.Shape)
 			}
 			columns := p.Weight.Elements() / p.Shape[0]
 			for i, v := range got {

@@ -93,7 +93,7 @@ func TestEstimateIsWhatRanksSend(t *testing.T) {
 				if err != nil {
 					return err
 				}
-				s := optimizer.NewSharding(groups.Mesh, innerOf(groups), scheme, false, sent, d, m.Parameters(),
+				s := optimizer.NewSharding(groups.Mesh, groups.Nested, scheme, false, sent, d, m.Parameters(),
 					m.Buckets())
 				o, err := optimizer.NewSharded(ctx, defaultOptimizer(optimizer.AdamW), 100, d,
 					m.Parameters(), sizes, s)
@@ -185,7 +185,7 @@ func TestSumBytesAreTheCommunicators(t *testing.T) {
 						if err != nil {
 							return err
 						}
-						s := optimizer.NewSharding(groups.Mesh, innerOf(groups), scheme, name.NeedsWholeTensors(),
+						s := optimizer.NewSharding(groups.Mesh, groups.Nested, scheme, name.NeedsWholeTensors(),
 							xpu.Float32, device(t, 1), m.Parameters(), m.Buckets())
 						for b := range m.Buckets() {
 							transfers := m.Device().Transfers()

@@ -18,7 +18,6 @@ import (
 	"mula/train/checkpoint"
 	"mula/train/collective"
 	"mula/train/devices"
-	"mula/train/group"
 	"mula/train/optimizer"
 	"mula/train/rundir"
 	"mula/train/samples"
@@ -309,15 +308,10 @@ func (r *run) initialize(ctx context.Context) error {
 	return err
 }
 
-// innerOf returns the communicators for sums of gradients inside replicas first.
-func innerOf(ranks *group.Group) optimizer.Inner {
-	return optimizer.Inner{Within: ranks.Within, WithinTensor: ranks.WithinTensor, Across: ranks.Across}
-}
-
 // newOptimizer creates the optimizer in its initial state.
 func (r *run) newOptimizer(ctx context.Context) error {
 	c, targets := r.config.Optimizer, int64(r.config.BatchSize)*int64(r.data.SequenceLength)
-	r.sharding = optimizer.NewSharding(r.ranks.Mesh, innerOf(r.ranks), r.config.Layout.Optimizer,
+	r.sharding = optimizer.NewSharding(r.ranks.Mesh, r.ranks.Nested, r.config.Layout.Optimizer,
 		c.Name.NeedsWholeTensors(), r.config.Layout.sent(), r.device, r.model.Parameters(), r.model.Buckets())
 	r.sharding.ReducesSums = r.config.Layout.Norm == reduceNorms
 	sizes := make([]int, len(r.tensors))

@@ -134,12 +134,11 @@ func loneRank(library string) error {
 // Group has the groups of a rank and the hosts of all ranks.
 type Group struct {
 	*comm.Mesh
-	Within *comm.Comm // the ranks of [comm.EP] again, for gradients in transit at the same time as tokens
 
-	// WithinTensor has the ranks of [comm.EP] and [comm.TP]. Across has the ranks of
-	// [comm.ExpertDP]. Without tensor parallelism they are Within and the group [comm.Replicas].
-	// With it they exist only with Options.Nested, and are nil otherwise.
-	WithinTensor, Across *comm.Comm
+	// Within exists for gradients in transit at the same time as tokens. Without tensor
+	// parallelism, Across is the group [comm.Replicas]. With it, WithinTensor and Across exist only
+	// with Options.Nested, and are nil otherwise.
+	comm.Nested
 
 	Stage *comm.Comm // the ranks of [comm.Data] again, for votes
 
@@ -170,7 +169,7 @@ type Options struct {
 func (g *Group) nest(ctx context.Context, options Options) (err error) {
 	switch {
 	case g.Size(comm.TP) == 1:
-		g.WithinTensor, g.Across = g.Within, g.Mesh.Group(comm.Replicas)
+		g.WithinTensor, g.Across = g.Within, g.Group(comm.Replicas)
 		return nil
 	case !options.Nested:
 		return nil

@@ -326,7 +326,7 @@ func (r *muon) orthogonalizeJoined(ctx context.Context, o *Optimizer, parameter 
 	}
 	for rank := range p.Slice.Ranks {
 		slice, values := of(rank)
-		slice.Take(values, complete, whole)
+		slice.Take(values, complete, 0, whole)
 	}
 	return nil
 }

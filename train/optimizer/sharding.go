@@ -78,17 +78,10 @@ type ownedRange struct {
 	writer     bool
 }
 
-// Inner has the communicators with which [estimate.SO] sums gradients. Nothing else uses the first
-// two. The other schemes do not use them.
-type Inner struct {
-	Within       *comm.Comm // the ranks of [comm.EP]
-	WithinTensor *comm.Comm // the ranks of [comm.EP] and [comm.TP]; Within without tensor parallelism
-	Across       *comm.Comm // the ranks of [comm.ExpertDP]
-}
-
 // NewSharding divides the update of a model. All ranks call it. whole means that the update of a
-// tensor cannot be divided. sent is the type of gradients when they are sent.
-func NewSharding(mesh *comm.Mesh, inner Inner, scheme estimate.Scheme, whole bool, sent xpu.DType,
+// tensor cannot be divided. sent is the type of gradients when they are sent. Only [estimate.SO]
+// uses nested.
+func NewSharding(mesh *comm.Mesh, nested comm.Nested, scheme estimate.Scheme, whole bool, sent xpu.DType,
 	device xpu.Device, parameters []*moe.Parameter, buckets []moe.Bucket) *Sharding {
 	s := &Sharding{scheme: scheme, mesh: mesh, device: device, sent: sent,
 		owned: make([]ownedRange, len(parameters)), bad: -1}
@@ -103,9 +96,9 @@ func NewSharding(mesh *comm.Mesh, inner Inner, scheme estimate.Scheme, whole boo
 		switch {
 		case scheme == estimate.Unsharded:
 		case scheme == estimate.SO && !b.Divided:
-			shard.within, shard.group = inner.WithinTensor, inner.Across
+			shard.within, shard.group = nested.WithinTensor, nested.Across
 			if b.Sliced {
-				shard.within = inner.Within
+				shard.within = nested.Within
 			}
 			alike = shard.within
 		default:
@@ -136,7 +129,7 @@ func NewSharding(mesh *comm.Mesh, inner Inner, scheme estimate.Scheme, whole boo
 // newSingleSharding returns the sharding of one rank, which owns all parameters.
 func newSingleSharding(device xpu.Device, parameters []*moe.Parameter) *Sharding {
 	mesh := comm.NewSingleMesh()
-	return NewSharding(mesh, Inner{}, estimate.Unsharded, false, xpu.Float32, device, parameters, nil)
+	return NewSharding(mesh, comm.Nested{}, estimate.Unsharded, false, xpu.Float32, device, parameters, nil)
 }
 
 // cutBucket returns the bounds of n runs of complete blocks, or complete tensors, of a bucket. A

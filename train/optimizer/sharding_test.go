@@ -54,16 +54,16 @@ var layouts = []struct{ DP, EP int }{{4, 1}, {2, 2}, {1, 4}}
 var schemes = []estimate.Scheme{estimate.Unsharded, estimate.SO, estimate.EPSO}
 
 // groupsOf returns the mesh of a layout, and again the group of its ranks on axis ep.
-func groupsOf(ctx context.Context, world *comm.Comm, dp, ep int) (mesh *comm.Mesh, inner Inner, err error) {
+func groupsOf(ctx context.Context, world *comm.Comm, dp, ep int) (mesh *comm.Mesh, nested comm.Nested, err error) {
 	if mesh, err = comm.NewMesh(ctx, world, comm.NewShape(map[comm.Axes]int{comm.ExpertDP: dp, comm.PP: 1,
 		comm.EP: ep})); err != nil {
-		return nil, Inner{}, err
+		return nil, comm.Nested{}, err
 	}
 	within, err := mesh.Split(ctx, comm.EP)
 	if err != nil {
 		mesh.Close()
 	}
-	return mesh, Inner{within, within, mesh.Group(comm.Replicas)}, err
+	return mesh, comm.Nested{Within: within, WithinTensor: within, Across: mesh.Group(comm.Replicas)}, err
 }
 
 // A handModel has tensors as a model of one layer with 4 experts has them, in memory as a model has
@@ -261,14 +261,14 @@ func TestI4SchemesAgree(t *testing.T) {
 					var mu sync.Mutex
 					optimizertest.Together(t, l.DP*l.EP, func(world *comm.Comm) error {
 						ctx := context.Background()
-						groups, inner, err := groupsOf(ctx, world, l.DP, l.EP)
+						groups, nested, err := groupsOf(ctx, world, l.DP, l.EP)
 						if err != nil {
 							return err
 						}
 						defer groups.Close()
 						ep := world.Rank() % l.EP
 						parameters, buckets := handModel(ep, l.EP)
-						s := NewSharding(groups, inner, scheme, name.NeedsWholeTensors(), xpu.Float32, device(t, 1),
+						s := NewSharding(groups, nested, scheme, name.NeedsWholeTensors(), xpu.Float32, device(t, 1),
 							parameters, buckets)
 						o, err := NewSharded(ctx, config(name, grouped), 100, device(t, 1), parameters, sizes,
 							s)
@@ -387,20 +387,20 @@ func TestI10Bytes(t *testing.T) {
 			var sums [4]int64 // over ranks: sent for gradients of replicated weights, of experts; for weights of both
 			optimizertest.Together(t, l.DP*l.EP, func(world *comm.Comm) error {
 				ctx := context.Background()
-				groups, inner, err := groupsOf(ctx, world, l.DP, l.EP)
+				groups, nested, err := groupsOf(ctx, world, l.DP, l.EP)
 				if err != nil {
 					return err
 				}
 				defer groups.Close()
 				parameters, buckets := handModel(world.Rank()%l.EP, l.EP)
-				s := NewSharding(groups, inner, scheme, false, xpu.Float32, device(t, 1), parameters, buckets)
+				s := NewSharding(groups, nested, scheme, false, xpu.Float32, device(t, 1), parameters, buckets)
 				if _, err := NewSharded(ctx, defaultOptimizer(AdamW), 100, device(t, 1), parameters, sizes,
 					s); err != nil {
 					return err
 				}
 				sent := func() (bytes int64) {
 					for _, group := range []*comm.Comm{groups.Group(comm.EP), groups.Group(comm.Replicas),
-						groups.Group(comm.Data), inner.Within} {
+						groups.Group(comm.Data), nested.Within} {
 						for _, operation := range group.Traffic() {
 							bytes += operation.Bytes()
 						}
@@ -483,14 +483,14 @@ func TestI6NoTokens(t *testing.T) {
 	for _, scheme := range schemes {
 		optimizertest.Together(t, 4, func(world *comm.Comm) error {
 			ctx := context.Background()
-			groups, inner, err := groupsOf(ctx, world, 2, 2)
+			groups, nested, err := groupsOf(ctx, world, 2, 2)
 			if err != nil {
 				return err
 			}
 			defer groups.Close()
 			parameters, buckets := handModel(world.Rank()%2, 2)
 			before := slices.Clone(buckets[0].Weight.Floats())
-			s := NewSharding(groups, inner, scheme, false, xpu.Float32, device(t, 1), parameters, buckets)
+			s := NewSharding(groups, nested, scheme, false, xpu.Float32, device(t, 1), parameters, buckets)
 			o, err := NewSharded(ctx, defaultOptimizer(AdamW), 100, device(t, 1), parameters, handSizes(), s)
 			if err != nil {
 				return err

@@ -36,7 +36,7 @@ func BenchmarkOptimizerStep(b *testing.B) {
 			both := []estimate.Scheme{estimate.SO, estimate.EPSO}
 			optimizertest.Together(b, ranks, func(world *comm.Comm) error {
 				ctx := context.Background()
-				groups, inner, err := groupsOf(ctx, world, 2, ep)
+				groups, nested, err := groupsOf(ctx, world, 2, ep)
 				if err != nil {
 					return err
 				}
@@ -48,7 +48,7 @@ func BenchmarkOptimizerStep(b *testing.B) {
 				m.Init(1)
 				shardings, optimizers := make([]*Sharding, len(both)), make([]*Optimizer, len(both))
 				for i, scheme := range both {
-					shardings[i] = NewSharding(groups, inner, scheme, false, xpu.Float32, device(b, 1), m.Parameters(),
+					shardings[i] = NewSharding(groups, nested, scheme, false, xpu.Float32, device(b, 1), m.Parameters(),
 						m.Buckets())
 					optimizers[i], err = NewSharded(ctx, defaultOptimizer(AdamW), 100, device(b, 1),
 						m.Parameters(), sizes, shardings[i])

@@ -184,6 +184,14 @@ type Mesh struct {
 	copies []copied
 }
 
+// Nested has the communicators for sums that are computed inside replicas first, and then across
+// them. Nothing else uses the first two.
+type Nested struct {
+	Within       *Comm // the ranks of [EP]
+	WithinTensor *Comm // the ranks of [EP] and [TP]; Within if [TP] has one rank
+	Across       *Comm // the ranks of [ExpertDP]
+}
+
 // A copied is a communicator of [Mesh.Split] or [Mesh.Consecutive]: n ranks of a group from number
 // first.
 type copied struct {
