@@ -18,6 +18,8 @@ import (
 	"strings"
 	"testing"
 	"unicode"
+
+	"mula/internal/longtest"
 	"unicode/utf8"
 )
 
@@ -386,6 +388,7 @@ func readExceptions(text string) (map[string]int, error) {
 // Documentation, comments and messages follow the rules of the language. Files from before the
 // rules have a number of exceptions, which only falls.
 func TestLanguage(t *testing.T) {
+	longtest.SkipIfShort(t) // `make lint` and `make check` run it
 	all, err := languageRemarks(thisModule(t))
 	if err != nil {
 		t.Fatal(err)

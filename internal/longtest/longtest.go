@@ -22,6 +22,15 @@ func Rounds(usual, long int) int {
 	return usual
 }
 
+// ShortRounds returns how many rounds a test makes: short when go test has the flag -short, or
+// usual.
+func ShortRounds(short, usual int) int {
+	if testing.Short() {
+		return short
+	}
+	return usual
+}
+
 // SkipIfShort skips a test that takes longer than about two seconds when go test has the flag
 // -short, as in `make test`.
 func SkipIfShort(t testing.TB) {

@@ -28,6 +28,7 @@ import (
 	"mula/internal/atomicfile"
 	"mula/internal/filesystem/faultfs"
 	"mula/internal/locks"
+	"mula/internal/longtest"
 	"mula/internal/testwait"
 	"mula/shards"
 	"mula/tokenize/documents"
@@ -422,7 +423,7 @@ func TestResumeReadFault(t *testing.T) {
 	want := t.TempDir()
 	c.expect(t, want, o)
 	expected, returned := outputs(t, want), 0
-	for k := int64(1); ; k += 1 + k/8 {
+	for k := int64(1); ; k += 1 + k/int64(longtest.ShortRounds(3, 8)) {
 		dir := t.TempDir()
 		o.Output, o.FS = filepath.Join(dir, "x"), nil
 		interrupted(t, o)
@@ -509,7 +510,7 @@ func TestDamagedSegments(t *testing.T) {
 	t.Parallel()
 	c := makeCorpus(t, 9, 3, 60, true)
 	random := rand.New(rand.NewPCG(9, 9))
-	for i := range 48 {
+	for i := range longtest.ShortRounds(18, 48) { // 18 have each kind of damage to each kind of file
 		pattern := []string{"*.segment", "*.rejects", "unit-*.json"}[i/6%3]
 		dir, want := t.TempDir(), t.TempDir()
 		o := Options{Tokenizer: bytesTokenizer(t, ""), AppendEOD: true, EOD: 256, Inputs: c.inputs,
@@ -557,7 +558,7 @@ func TestDamagedRecords(t *testing.T) {
 	t.Parallel()
 	c := makeCorpus(t, 10, 3, 60, true)
 	random := rand.New(rand.NewPCG(10, 10))
-	for i := range 24 {
+	for i := range longtest.ShortRounds(8, 24) { // 8 have each set of files
 		dir, want := t.TempDir(), t.TempDir()
 		o := Options{Tokenizer: bytesTokenizer(t, ""), AppendEOD: true, EOD: 256, Inputs: c.inputs,
 			Output: filepath.Join(dir, "x"), OnError: Skip, tuning: quick, Workers: 2,
@@ -907,7 +908,7 @@ func TestFirstFailure(t *testing.T) {
 		good++
 	}
 	for _, piece := range []int64{0, 50, 2000} {
-		for workers := 1; workers <= 9; workers += 4 {
+		for workers := 1; workers <= 9; workers += longtest.ShortRounds(8, 4) {
 			for _, wanted := range []int64{0, good, good + 1} {
 				dir := t.TempDir()
 				o := Options{Tokenizer: bytesTokenizer(t, ""), AppendEOD: true, EOD: 256, Inputs: c.inputs,
