@@ -79,6 +79,9 @@ func (m *model) checkArguments(args *pickle.Object) error {
 	if v, ok := args.Attribute("window_size"); ok && window(v) != c.SlidingWindow {
 		return fmt.Errorf("args.window_size is %v, but sliding_window of config.json is %d; use the config.json of "+
 			"this model", v, c.SlidingWindow)
+	} else if ok && c.SlidingWindow > 0 && c.MaxWindowLayers > 0 {
+		return fmt.Errorf("args.window_size is %v for all layers, but max_window_layers of config.json is %d; use the "+
+			"config.json of this model", v, c.MaxWindowLayers)
 	}
 	for _, name := range unsupported {
 		if v, _ := args.Attribute(name); v != nil && v != false && v != int64(0) && v != 0.0 {

@@ -15,6 +15,8 @@ func TestArguments(t *testing.T) {
 	scaled.RopeScaling = moe.RopeScaling{Type: "llama3", Factor: 8}
 	window := c
 	window.SlidingWindow = 16
+	lower := window
+	lower.MaxWindowLayers = 1
 	for _, test := range []struct {
 		c        moe.Config
 		argument string
@@ -35,6 +37,7 @@ func TestArguments(t *testing.T) {
 		{c, "window_size", nil, ""},
 		{c, "window_size", pickle.Tuple{int64(15), int64(0)}, "args.window_size is [15 0], but sliding_window"},
 		{window, "window_size", pickle.Tuple{int64(15), int64(0)}, ""},
+		{lower, "window_size", pickle.Tuple{int64(15), int64(0)}, "max_window_layers of config.json is 1"},
 		{c, "window_size", pickle.Tuple{int64(-1), int64(0)}, ""},
 		{window, "window_size", &pickle.List{Items: []pickle.Value{int64(16), int64(0)}}, "args.window_size is "},
 		{window, "window_size", pickle.Tuple{int64(15), int64(3)}, "args.window_size is [15 3]"},
