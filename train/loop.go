@@ -88,6 +88,7 @@ type Options struct {
 	badTokens func(rank int, step int64) bool // reports whether a rank reads ids outside the model's vocabulary
 	atStep    func(r *run)                    // called on every rank before a step
 	late      bool                            // gradients are summed after the backward pass instead of during it
+	reducing  func(bucket int)                // called on every rank before it starts the sum of a bucket's gradients
 	passed    func(r *run)                    // called on every rank after the backward passes of a step
 	vote      func(rank int, own *votes.Own)  // changes the vote of a rank
 	ended     func(r *group.Group)            // called after the last step
@@ -911,6 +912,9 @@ type reduction struct {
 // reduce starts the sum of a bucket's gradients over ranks. It waits only for the commands that the
 // device has got so far, which compute these gradients.
 func (r *run) reduce(ctx context.Context, bucket int) {
+	if f := r.options.reducing; f != nil {
+		f(bucket)
+	}
 	transfers := r.device.Transfers()
 	pending := r.ranks.Group(comm.Data).Start(ctx, func(ctx context.Context) error {
 		if f := r.options.BeforeSum; f != nil {
