@@ -3,6 +3,7 @@ package moe
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"mula/xpu/comm"
 )
@@ -103,6 +104,26 @@ func (b Batch) target(t int) int32 {
 	return int32(b.Tokens[t/b.SequenceLength*(b.SequenceLength+1)+t%b.SequenceLength+1])
 }
 
+// predicted returns the token of row `row` that layer k of multi-token prediction reads at position
+// i of the row, and its target: the tokens i+k+1 and i+k+2 of the row. There is no target, -1,
+// after the end of the row, if token i+k+1 is in another document than token i, or if a token from
+// i+1 to i+k+2 is a target that does not count. The last token of the row replaces tokens after the
+// end.
+func (b Batch) predicted(row, i, k int) (input uint32, target int32) {
+	s := b.SequenceLength
+	tokens, last := b.Tokens[row*(s+1):][:s+1], i+k+1
+	if last >= s {
+		return tokens[s], -1
+	}
+	if len(b.Begin) > 0 && int(b.Begin[row*s+last]) > i {
+		return tokens[last], -1
+	}
+	if len(b.Counted) > 0 && slices.Contains(b.Counted[row*s+i:row*s+last+1], false) {
+		return tokens[last], -1
+	}
+	return tokens[last], int32(tokens[last+1])
+}
+
 // Stats are the measurements of a pass over a batch, complete when the pass returns. The model
 // reuses the slices in its next pass; copy them to keep them.
 type Stats struct {
@@ -120,6 +141,11 @@ type Stats struct {
 	// mean over tokens of the entropy -Σ p·ln p of each router's distribution, in nats, of the same
 	// layers; nil without such layers
 	RouterEntropy []float64
+
+	// For each layer of multi-token prediction, the sum of the cross entropies of its targets, and
+	// their number. Only backward passes compute them.
+	PredictionLoss    []float64
+	PredictionTargets []int64
 }
 
 // BackwardOptions are the options of one call of [Model.Backward].

@@ -163,11 +163,10 @@ func (c Config) Tensors() []safetensors.Tensor {
 	for l := range c.Layers {
 		list.layer(c, l)
 	}
-	if c.family().rms {
-		list.add("model.norm.weight", c.HiddenSize)
-	}
-	if !c.TieEmbeddings {
-		list.add(headName, c.VocabSize, c.HiddenSize)
+	list.end(c)
+	for l := c.Layers; l < c.AllLayers(); l++ {
+		list.layer(c, l)
+		list.prediction(c, l)
 	}
 	return list
 }
@@ -193,6 +192,16 @@ type tensorList []safetensors.Tensor
 
 func (list *tensorList) add(name string, shape ...int) {
 	*list = append(*list, safetensors.Tensor{Name: name, DType: safetensors.F32, Shape: shape})
+}
+
+// end adds the tensors after the layers: the final norm and the head.
+func (list *tensorList) end(c Config) {
+	if c.family().rms {
+		list.add("model.norm.weight", c.HiddenSize)
+	}
+	if !c.TieEmbeddings {
+		list.add(headName, c.VocabSize, c.HiddenSize)
+	}
 }
 
 // layer adds the tensors of a layer.

@@ -96,6 +96,9 @@ type Config struct {
 	NormEps         float64 `yaml:"rms_norm_eps"`                // fixed at 1e-5 for [OLMo]
 	ClipQKV         float64 `yaml:"clip_qkv"`                    // q, k and v are clipped to ±ClipQKV; 0 = not clipped
 	TieEmbeddings   bool    `yaml:"tie_word_embeddings"`
+	// layers of multi-token prediction that training computes, after the other layers; see
+	// predict.go. [ReadConfig] leaves it 0, also if the files have such layers
+	PredictionLayers int `yaml:"num_nextn_predict_layers,omitempty"`
 
 	// PadTokenID is padding_idx of PyTorch's Embedding: its embedding is initialized to zero and
 	// gets no gradient.
@@ -209,6 +212,9 @@ func (c Config) Validate() error {
 	if err := c.validateDense(bad); err != nil {
 		return err
 	}
+	if err := c.validatePredictions(bad); err != nil {
+		return err
+	}
 	if f.rms && !(c.NormEps > 0 && c.NormEps < 1) {
 		return bad("rms_norm_eps", "is %g; it must be between 0 and 1", c.NormEps)
 	}
@@ -309,7 +315,7 @@ func (s stage) parameters(c Config, experts int) int64 {
 }
 
 // LayerParameters returns the number of weights of a layer outside of its experts, and of one
-// expert; 0 for a layer without experts.
+// expert; 0 for a layer without experts. The layers of multi-token prediction follow the others.
 func (c Config) LayerParameters(layer int) (replicated, expert int64) {
 	h, q, kv := int64(c.HiddenSize), int64(c.QueryWidth()), int64(c.KVWidth())
 	qNorm, kNorm := c.qkNormWidths()
@@ -317,6 +323,9 @@ func (c Config) LayerParameters(layer int) (replicated, expert int64) {
 	if c.latent() {
 		projections, _ := c.latentParameters()
 		replicated = projections + h*int64(c.ContextWidth()) + 2*int64(c.NormWeights())
+	}
+	if layer >= c.Layers {
+		replicated += 2*h*h + 3*h // projection, and norms of its inputs and of the layer's output
 	}
 	if c.hasQKVBias() {
 		replicated += q + 2*kv
@@ -348,7 +357,7 @@ func (c Config) LayerParameters(layer int) (replicated, expert int64) {
 // backward: the sum of [Config.LayerFLOPs], and 6·V·H for the head.
 func (c Config) FLOPsPerToken(sequenceLength int) float64 {
 	sum := 6 * float64(c.VocabSize) * float64(c.HiddenSize)
-	for l := range c.Layers {
+	for l := range c.AllLayers() {
 		sum += c.LayerFLOPs(l, sequenceLength)
 	}
 	return sum
@@ -362,14 +371,19 @@ func (c Config) FLOPsPerToken(sequenceLength int) float64 {
 //
 // W is [Config.ActiveWidth]. In layers with a smaller window, S is the window. Latent attention has
 // 6 operations for each weight of its projections, and 6·S·A·(p+r+v) for p+r elements of a head of
-// queries and v of values.
+// queries and v of values. A layer of multi-token prediction has 12·H·H more for its projection,
+// and 6·V·H for the head.
 func (c Config) LayerFLOPs(layer, sequenceLength int) float64 {
 	if window := c.window(layer); window > 0 {
 		sequenceLength = min(sequenceLength, window)
 	}
 	h, q, kv := float64(c.HiddenSize), float64(c.QueryWidth()), float64(c.KVWidth())
-	if c.latent() {
-		return c.latentFLOPs(sequenceLength) + 18*h*float64(c.ActiveWidth(layer))
+	prediction := 0.0
+	if layer >= c.Layers {
+		prediction = 12*h*h + 6*float64(c.VocabSize)*h
 	}
-	return 12*h*q + 12*h*kv + 12*float64(sequenceLength)*q + 18*h*float64(c.ActiveWidth(layer))
+	if c.latent() {
+		return prediction + c.latentFLOPs(sequenceLength) + 18*h*float64(c.ActiveWidth(layer))
+	}
+	return prediction + 12*h*q + 12*h*kv + 12*float64(sequenceLength)*q + 18*h*float64(c.ActiveWidth(layer))
 }

@@ -143,7 +143,7 @@ func writeConfigJSON(w io.Writer, c Config, dtype safetensors.DType, predictionL
 		}
 		c.denseFields(fields)
 		if family.predictionLayers != "" {
-			fields[family.predictionLayers] = predictionLayers
+			fields[family.predictionLayers] = max(predictionLayers, c.PredictionLayers)
 		}
 	}
 	text, err := json.MarshalIndent(fields, "", "  ")

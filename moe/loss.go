@@ -40,6 +40,11 @@ type LossOptions struct {
 	// ZCoefficient is the factor of the router z-loss Σ logsumexp(router logits)² / (L·T·K),
 	// normalised as in MegaBlocks; OLMoE trained with 0.001.
 	ZCoefficient float64
+
+	// PredictionCoefficient is the factor λ of the losses of multi-token prediction; see
+	// predict.go. DeepSeek-V3 trained with 0.3, and with 0.1 after 10 T tokens. It has no effect on
+	// a model without such layers.
+	PredictionCoefficient float64
 }
 
 // Validate returns an error if the form is unknown or a coefficient is negative.
@@ -50,9 +55,9 @@ func (o LossOptions) Validate() error {
 		return fmt.Errorf("unknown load-balancing loss %q; the choices are %q, %q, %q, %q and %q", o.Aux, AuxNone,
 			AuxHF, AuxMegaBlocks, AuxSequence, AuxGlobal)
 	}
-	if !(o.AuxCoefficient >= 0) || !(o.ZCoefficient >= 0) {
-		return fmt.Errorf("coefficients %g (load balancing) and %g (z-loss) must not be negative", o.AuxCoefficient,
-			o.ZCoefficient)
+	if !(o.AuxCoefficient >= 0) || !(o.ZCoefficient >= 0) || !(o.PredictionCoefficient >= 0) {
+		return fmt.Errorf("coefficients %g (load balancing), %g (z-loss) and %g (multi-token prediction) must not be "+
+			"negative", o.AuxCoefficient, o.ZCoefficient, o.PredictionCoefficient)
 	}
 	return nil
 }

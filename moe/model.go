@@ -61,7 +61,9 @@ type Model struct {
 	groups   []layerGroup // see [Parallel.VirtualStages]
 	selected int          // the group that stage, layers and firstBucket describe
 
-	expertLayers int // number of layers with experts in the complete model, at least 1 for means over them
+	// number of layers with experts in the complete model, at least 1 for means over them; see
+	// [Model.meanLayers]
+	expertLayers int
 
 	params  []*Parameter
 	trained []*Parameter // params without correction biases
@@ -70,7 +72,8 @@ type Model struct {
 
 	stage       stage
 	layers      []layer
-	firstBucket int // of the group
+	predictions []prediction // layers of multi-token prediction
+	firstBucket int          // of the group
 
 	embed, norm, head tensor // [V, H], [H], [V, H]
 
@@ -164,7 +167,7 @@ func NewParallel(cfg Config, dev xpu.Device, p Parallel) (*Model, error) {
 		return nil, fmt.Errorf("%d parameters exceed this machine's address space; make the model smaller", n)
 	}
 	m := &Model{cfg: cfg, own: own, dev: dev, parallel: p, block: newFeedForward(cfg, dev, p),
-		expertLayers: max(1, len(cfg.ExpertLayers(0, cfg.Layers)))}
+		expertLayers: max(1, len(cfg.ExpertLayers(0, cfg.AllLayers())))}
 	for _, s := range groups {
 		m.groups = append(m.groups, layerGroup{stage: s})
 	}
@@ -207,17 +210,18 @@ func (m *Model) Device() xpu.Device { return m.dev }
 func (m *Model) Config() Config { return m.cfg }
 
 // Parameters lists the weight tensors, always in the same order: embedding, layer by layer, final
-// norm, head. A tied head is the embedding and not listed again. A model that holds a part of the
-// experts or layers lists only its own parameters, in the order and under the names of the complete
-// model.
+// norm, head, layers of multi-token prediction. A tied head is the embedding and not listed again.
+// A model that holds a part of the experts or layers lists only its own parameters, in the order
+// and under the names of the complete model.
 //
 // Correction biases of routers are not among them, because they have no gradient; see
 // [Model.Biases].
 func (m *Model) Parameters() []*Parameter { return m.trained }
 
 // Buckets divides all parameters into ranges of memory, in the order in which [Model.Backward]
-// completes their gradients: final norm and head; for each layer, from the last to the first, the
-// experts and then the rest; the embedding. A pipeline stage lists only its own buckets, of all its
+// completes their gradients: for each layer of multi-token prediction, from the last to the first,
+// the experts and then the rest; final norm and head; the same for each other layer; the embedding.
+// A pipeline stage lists only its own buckets, of all its
 // groups of layers. If embedding and head are tied, the final norm is in the bucket of the
 // embedding. A dense layer is one bucket. If ranks share matrices, the slices of a layer have a
 // bucket before the rest of the layer.
@@ -252,9 +256,12 @@ func (m *Model) startGradients(first bool) {
 		}
 	}
 	for i := range m.layers {
-		l := &m.layers[i]
-		zero(l.norm1, l.norm2, l.qkvBias, l.qNorm, l.kNorm, l.latent.qNorm, l.latent.kvNorm, l.sinks, l.outBias,
-			l.routerBias, l.gateUpBias, l.downBias)
+		m.layers[i].zeroSums(zero)
+	}
+	for i := range m.predictions {
+		p := &m.predictions[i]
+		p.zeroSums(zero)
+		zero(p.embeddingNorm, p.hiddenNorm, p.norm)
 	}
 	if m.stage.first && !m.cfg.TieEmbeddings {
 		zero(m.embed)
@@ -265,6 +272,12 @@ func (m *Model) startGradients(first bool) {
 			zero(m.head)
 		}
 	}
+}
+
+// zeroSums calls zero with the tensors whose gradients no product computes.
+func (l *layer) zeroSums(zero func(...tensor)) {
+	zero(l.norm1, l.norm2, l.qkvBias, l.qNorm, l.kNorm, l.latent.qNorm, l.latent.kvNorm, l.sinks, l.outBias,
+		l.routerBias, l.gateUpBias, l.downBias)
 }
 
 // bind allocates the weights and gradients, one range of each per bucket, cuts them into tensors,
@@ -367,13 +380,25 @@ func (m *Model) bind() error {
 			return err
 		}
 	}
-	firstTensors, behind := make([]int, c.Layers), 1 // of each layer; after the embedding
+	firstTensors, behind, at := make([]int, c.AllLayers()), 0, 1 // of each layer; of the rest after them; so far
 	var of tensorList
-	for i := range firstTensors {
-		firstTensors[i] = behind
+	for i := range c.AllLayers() {
+		if i == c.Layers {
+			behind = at
+			of = of[:0]
+			of.end(c)
+			at += len(of)
+		}
+		firstTensors[i] = at
 		of = of[:0]
 		of.layer(c, i)
-		behind += len(of)
+		if i >= c.Layers {
+			of.prediction(c, i)
+		}
+		at += len(of)
+	}
+	if c.PredictionLayers == 0 {
+		behind = at
 	}
 	biased := 0 // layers with biases
 	bindLayer := func(l *layer, number, sparse int) error {
@@ -402,6 +427,12 @@ func (m *Model) bind() error {
 				matrix(&l.sharedDown, h, own.SharedSize), matrix(&l.sharedGate, sharedGate, h))
 		} else {
 			rest = append(rest, matrix(&l.gateUp, 2*ffn, h), matrix(&l.down, h, ffn))
+		}
+		var p *prediction
+		if number >= c.Layers {
+			p = &m.predictions[number-c.Layers]
+			rest = append(rest, vector(&p.embeddingNorm, h), vector(&p.hiddenNorm, h), matrix(&p.projection, h, 2*h),
+				vector(&p.norm, h))
 		}
 		if _, tensor := m.parallel.tensorRanks(); tensor > 1 {
 			var sliced []shaped
@@ -479,11 +510,15 @@ func (m *Model) bind() error {
 			downs = append(downs, parameters(l.hasExperts(), down)...)
 		}
 		hold(downs...)
+		if p != nil {
+			next += 3 * (c.Experts - before - experts) // after the experts of other ranks
+			hold(parameters(false, p.embeddingNorm, p.hiddenNorm, p.projection, p.norm)...)
+		}
 		return nil
 	}
 	for i := range m.groups {
 		g, sparse := &m.groups[i], 0
-		g.layers = make([]layer, g.stage.layers)
+		g.layers = make([]layer, min(g.stage.layers, c.Layers-g.from))
 		for k := range g.layers {
 			if err := bindLayer(&g.layers[k], g.from+k, sparse); err != nil {
 				return err
@@ -505,6 +540,14 @@ func (m *Model) bind() error {
 		}
 		hold(parameters(false, m.norm, m.head)...)
 		last.firstBucket++
+	}
+	m.predictions = make([]prediction, c.PredictionLayers) // with one stage only
+	for k := range m.predictions {
+		sparse := len(c.ExpertLayers(0, c.Layers+k))
+		if err := bindLayer(&m.predictions[k].layer, c.Layers+k, sparse); err != nil {
+			return err
+		}
+		last.firstBucket = len(m.buckets)
 	}
 	slices.Reverse(m.buckets)
 	for i := range m.groups {

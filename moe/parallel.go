@@ -81,6 +81,10 @@ func (p Parallel) validate(c Config) error {
 	if err := c.CheckVirtualStages(p.Mesh.Size(comm.PP), p.VirtualStages); err != nil {
 		return fmt.Errorf("%d virtual stages: %w", p.VirtualStages, err)
 	}
+	if stages := p.Mesh.Size(comm.PP); stages > 1 && c.PredictionLayers > 0 {
+		return fmt.Errorf("%d stages cannot be used with num_nextn_predict_layers %d, because the first and the last "+
+			"stage need the embedding; use 1 stage, or set num_nextn_predict_layers to 0", stages, c.PredictionLayers)
+	}
 	if stages := p.Mesh.Size(comm.PP); stages > 1 && c.TieEmbeddings {
 		return fmt.Errorf("%d stages cannot be used with tie_word_embeddings, because the first and the last stage "+
 			"need the embedding; use 1 stage, or untie the embeddings", stages)
@@ -147,13 +151,17 @@ func (l Layers) Count() int { return l.To - l.From }
 
 // StageGroups returns the groups of layers of a pipeline stage, in the order of the layers. A stage
 // has virtual groups; 0 means 1. With G = stages · virtual groups, group g of the model is
-// [g·L/G, (g+1)·L/G), and is group g / stages of stage g mod stages.
+// [g·L/G, (g+1)·L/G), and is group g / stages of stage g mod stages. The last group of the model
+// also has the layers of multi-token prediction.
 func (c Config) StageGroups(stage, stages, virtual int) []Layers {
 	list := make([]Layers, max(1, virtual))
 	n := stages * len(list)
 	for i := range list {
 		g := i*stages + stage
 		list[i] = Layers{g * c.Layers / n, (g + 1) * c.Layers / n}
+		if g == n-1 {
+			list[i].To = c.AllLayers()
+		}
 	}
 	return list
 }
@@ -205,7 +213,7 @@ func (c Config) StageTensors(stage, stages, virtual int) []safetensors.Tensor {
 // [Parameter.Divided].
 func OfExpert(name string) bool { return strings.Contains(name, ".experts.") }
 
-// A stage is a group of layers that a rank holds.
+// A stage is a group of layers that a rank holds, with the layers of multi-token prediction.
 type stage struct {
 	from, layers int
 	first, last  bool // first holds the embedding; last holds the final norm and the head

@@ -23,10 +23,11 @@ func (m *Model) Forward(ctx context.Context, batch Batch) (Stats, error) {
 //	Σ cross entropies / Targets + share·(AuxCoefficient·Aux + ZCoefficient·Z)
 //
 // to the gradients of all parameters, or with opts.First sets them to it, where share is the
-// batch's fraction of opts.Tokens (see [BackwardOptions]). An expert's gradients include the
-// batches of all ranks; the other gradients include this rank's batch only. For both, the sum over
-// all ranks that hold a parameter is the gradient of the whole step, without a factor. ctx works as
-// in [Model.Forward]. After an error the gradients are incomplete.
+// batch's fraction of opts.Tokens (see [BackwardOptions]). With D layers of multi-token prediction,
+// it also adds PredictionCoefficient/D · Σ PredictionLoss / Targets. An expert's gradients include
+// the batches of all ranks; the other gradients include this rank's batch only. For both, the sum
+// over all ranks that hold a parameter is the gradient of the whole step, without a factor. ctx
+// works as in [Model.Forward]. After an error the gradients are incomplete.
 //
 // The device may still be computing the gradients when Backward returns. Commands enqueued later
 // run after them, and Read waits for them.
@@ -41,7 +42,7 @@ func (m *Model) Backward(ctx context.Context, batch Batch, opts BackwardOptions)
 	if err != nil {
 		return Stats{}, err
 	}
-	if err := m.take(0, batch, true); err != nil {
+	if err := m.take(0, batch, true, true); err != nil {
 		return Stats{}, err
 	}
 	if err := m.forward(ctx, nil, nil); err != nil {
@@ -70,6 +71,9 @@ func (m *Model) stepSize(batch Batch, opts BackwardOptions) (stepSize, error) {
 	}
 	_, sequenceRanks := m.parallel.sequenceRanks()
 	switch {
+	case opts.SampleTargets && m.cfg.PredictionLayers > 0:
+		return stepSize{}, fmt.Errorf("targets cannot be drawn for the %d layers of multi-token prediction, whose "+
+			"losses have another weight; use a model without them", m.cfg.PredictionLayers)
 	case opts.Loss.Aux == AuxGlobal && opts.StepCounts == nil &&
 		(opts.Targets != 0 && step.tokens != own.tokens || sequenceRanks > 1):
 		return stepSize{}, errors.New("the load-balancing loss over the global batch needs the counts of the whole " +
@@ -98,19 +102,19 @@ func (m *Model) backward(ctx context.Context, opts BackwardOptions, size stepSiz
 	// The buffers that flights share still hold this flight's values. With several groups of
 	// layers, this depends on the order of batches, and is not used.
 	fresh := w.latest == w.flight && len(m.groups) == 1
+	predicts := len(w.predicted) > 0
 	w.latest = nil // this pass overwrites them
 	done := progress{opts.Done, m.firstBucket}
 	m.startGradients(opts.First)
 	if in == nil {
-		if !fresh {
+		if !fresh || predicts {
 			m.normalizeLast(true)
 		}
-		m.crossEntropy(opts, 1/float64(size.targets))
-		m.multiply(w.dh, c.headMultiplier())
-		m.dev.Zero(w.dx)
-		m.dev.NormGrad(w.dx, w.dh, w.xL, m.normL(), m.norm.g)
-		if !c.TieEmbeddings {
-			done.next()
+		m.crossEntropy(opts, 1/float64(size.targets), w.own.target, w.ce, m.toGradients)
+		if predicts {
+			m.predictionLosses(opts, size)
+		} else {
+			m.lastNormGrad(w.dh, &done)
 		}
 		if err := m.settle(ctx); err != nil {
 			return Stats{}, err
@@ -135,25 +139,26 @@ func (m *Model) backward(ctx context.Context, opts BackwardOptions, size stepSiz
 	case len(w.routers) > 0:
 		m.auxSlopes(opts.Loss, share)
 	}
-	zFactor := opts.Loss.ZCoefficient * share * 2 / (float64(m.expertLayers) * float64(w.tokens()) * float64(max(1,
+	zFactor := opts.Loss.ZCoefficient * share * 2 / (float64(m.meanLayers()) * float64(w.tokens()) * float64(max(1,
 		c.ExpertsPerToken)))
+	for k := len(w.predicted) - 1; k >= 0; k-- {
+		m.predictionNormGrad(k)
+		i := len(m.layers) + k
+		last := fresh && k == len(w.predicted)-1 // as below
+		if err := m.layerGrad(ctx, i, last, zFactor, &done); err != nil {
+			return Stats{}, err
+		}
+		m.joinGrad(k)
+		done.next()
+	}
+	if predicts {
+		m.lastNormGrad(w.dn[0], &done)
+	}
 	for i := len(m.layers) - 1; i >= 0; i-- {
-		l, st := &m.layers[i], &w.saved[i]
-		last := fresh && i == len(m.layers)-1 // the buffers that layers share still hold the last layer's values
-		if err := m.restore(ctx, l, st, i, last); err != nil {
+		// the buffers that layers share still hold the last layer's values
+		last := fresh && !predicts && i == len(m.layers)-1
+		if err := m.layerGrad(ctx, i, last, zFactor, &done); err != nil {
 			return Stats{}, err
-		}
-		if err := m.feedForwardGrad(ctx, l, st, i, zFactor); err != nil {
-			return Stats{}, err
-		}
-		if l.hasExperts() {
-			done.next()
-		}
-		if err := m.attendGrad(ctx, l, st, w.shape.recompute.attention() || last); err != nil {
-			return Stats{}, err
-		}
-		if w.shape.tensor > 1 {
-			done.next() // the bucket of slices
 		}
 		done.next()
 	}
@@ -166,6 +171,51 @@ func (m *Model) backward(ctx context.Context, opts BackwardOptions, size stepSiz
 		copy(out.Router, w.sums)
 	}
 	return stats, nil
+}
+
+// lastNormGrad sets ws.dx to the gradient of the output of the last layer, given the gradient dh of
+// the head's input, which it overwrites. It completes the bucket of the final norm.
+func (m *Model) lastNormGrad(dh xpu.Tensor, done *progress) {
+	w := &m.ws
+	m.multiply(dh, m.cfg.headMultiplier())
+	m.dev.Zero(w.dx)
+	m.dev.NormGrad(w.dx, dh, w.xL, m.normL(), m.norm.g)
+	if !m.cfg.TieEmbeddings {
+		done.next()
+	}
+}
+
+// layer returns layer number i of the current pass; the layers of multi-token prediction follow the
+// others.
+func (m *Model) layer(i int) *layer {
+	if i < len(m.layers) {
+		return &m.layers[i]
+	}
+	return &m.predictions[i-len(m.layers)].layer
+}
+
+// layerGrad turns the gradient of the output of layer number i in ws.dx into the gradient of its
+// input, and adds to the gradients of its weights. Of its buckets, one is not complete afterwards:
+// the bucket of the weights that are neither of experts nor slices. last means that the buffers
+// that layers share still hold the layer's values.
+func (m *Model) layerGrad(ctx context.Context, i int, last bool, zFactor float64, done *progress) error {
+	l, st := m.layer(i), &m.ws.saved[i]
+	if err := m.restore(ctx, l, st, i, last); err != nil {
+		return err
+	}
+	if err := m.feedForwardGrad(ctx, l, st, i, zFactor); err != nil {
+		return err
+	}
+	if l.hasExperts() {
+		done.next()
+	}
+	if err := m.attendGrad(ctx, l, st, m.ws.shape.recompute.attention() || last); err != nil {
+		return err
+	}
+	if m.ws.shape.tensor > 1 {
+		done.next() // the bucket of slices
+	}
+	return nil
 }
 
 // A progress calls [BackwardOptions.Done] for each complete bucket.
@@ -182,8 +232,8 @@ func (p *progress) next() {
 }
 
 // take plans a pass over a batch and makes the slot's flight the current one. Its forward pass
-// follows.
-func (m *Model) take(slot int, batch Batch, train bool) error {
+// follows. predict means that the pass includes the layers of multi-token prediction.
+func (m *Model) take(slot int, batch Batch, train, predict bool) error {
 	_, ranks := m.parallel.sequenceRanks()
 	_, tensor := m.parallel.tensorRanks()
 	shape := passShape{rows: batch.Rows, s: batch.SequenceLength / ranks, ranks: ranks, tensor: tensor,
@@ -192,6 +242,10 @@ func (m *Model) take(slot int, batch Batch, train bool) error {
 		elsewhere: m.parallel.Mesh.Size(comm.EP) > 1, documents: len(batch.Begin) > 0, rounded: m.activations}
 	if m.stage.last {
 		shape.logits = LogitsTokens(m.cfg.VocabSize, m.dev.ProductRows(), m.dev.Capacity())
+	}
+	if predict {
+		shape.predictions = len(m.predictions)
+		shape.layers += shape.predictions
 	}
 	if err := m.recompute.validate(); err != nil {
 		return err
@@ -255,6 +309,9 @@ func (m *Model) forward(ctx context.Context, in, out *Relay) error {
 		copy(out.Router, w.sums)
 	} else {
 		m.normalizeLast(false)
+		if err := m.predict(ctx); err != nil {
+			return err
+		}
 	}
 	w.latest = w.flight
 	return nil
@@ -281,6 +338,7 @@ func (m *Model) stats(aux AuxForm) Stats {
 	for _, loss := range s.RowLoss {
 		s.Loss += loss
 	}
+	s.PredictionLoss, s.PredictionTargets = m.predictionStats()
 	return s
 }
 
@@ -350,14 +408,16 @@ func (m *Model) decode(ctx context.Context, end xpu.Tensor, target func(l int) k
 }
 
 // crossEntropy computes the losses of the current batch from the final hidden states in ws.h, a
-// block of tokens at a time; after a wait they are in ws.ce. With a scale other than 0 it also
-// computes the gradient of scale·loss: the gradient of the hidden states in ws.dh, and an addition
-// to the head's gradient.
-func (m *Model) crossEntropy(opts BackwardOptions, scale float64) {
+// block of tokens at a time; after a wait they are in ce. target(t) is the target of token t, -1
+// without one. With a scale other than 0 it also computes the gradient of scale·loss: the gradient
+// of the hidden states in ws.dh, and the head's gradient, which the first block adds as toHead
+// says.
+func (m *Model) crossEntropy(opts BackwardOptions, scale float64, target func(t int) int32, ce []float64,
+	toHead xpu.MatMulOptions) {
 	w := &m.ws
 	targets := room(&w.ints, w.targets.Elements())
 	for t := range targets {
-		targets[t] = w.own.target(t)
+		targets[t] = target(t)
 	}
 	m.dev.WriteInts(w.targets, targets)
 	rank, _ := m.parallel.sequenceRanks()
@@ -367,11 +427,11 @@ func (m *Model) crossEntropy(opts BackwardOptions, scale float64) {
 		x, logits := w.h.Rows(first, end), w.logits.Rows(0, end-first)
 		m.dev.MatMul(logits, x, m.head.w.T(), xpu.MatMulOptions{})
 		m.dev.CrossEntropy(xpu.CrossEntropy{Logits: logits, Targets: w.targets.Rows(first, end),
-			Loss: w.ce[first:end], Scale: scale, Sample: opts.SampleTargets, Seed: opts.SampleSeed,
+			Loss: ce[first:end], Scale: scale, Sample: opts.SampleTargets, Seed: opts.SampleSeed,
 			First: before + uint64(first)})
 		if scale != 0 {
 			m.dev.MatMul(w.dh.Rows(first, end), logits, m.head.w, xpu.MatMulOptions{})
-			m.dev.MatMul(m.head.g, logits.T(), x, xpu.MatMulOptions{Accumulate: m.toGradients.Accumulate || first > 0})
+			m.dev.MatMul(m.head.g, logits.T(), x, xpu.MatMulOptions{Accumulate: toHead.Accumulate || first > 0})
 		}
 	}
 }

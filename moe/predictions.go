@@ -9,12 +9,10 @@ import (
 	"mula/moe/safetensors"
 )
 
-// Layers of multi-token prediction (https://arxiv.org/abs/2412.19437, section 2.2). mula does not
-// compute them. A [Stored] keeps their tensors for a copy of the model: layer k, from 0, has the
-// number L+k after the L layers of the model, and the tensors of a layer and predictionTensors:
-//
-//	h' = layer(Weh·[norm(embedding of token t+k+1), norm(h)])       h is the hidden state of token t
-//	logits of token t+k+2 = head(norm(h'))
+// Layers of multi-token prediction (https://arxiv.org/abs/2412.19437, section 2.2) in files;
+// predict.go trains them. Layer k, from 0, has the number L+k after the L layers of the model, and
+// the tensors of a layer and predictionTensors. The first [Config.PredictionLayers] of them are
+// part of the model. A [Stored] keeps the tensors of the others for a copy of the model.
 //
 // Files of DeepSeek-V3 repeat the embedding and the head in each of these layers. A family with
 // names of its own has a prefix of all of them.
@@ -34,6 +32,7 @@ func (c Config) predictionTensors(k int) (own, repeated []predicted) {
 	number, h := c.Layers+k, c.HiddenSize
 	var list tensorList
 	list.layer(c, number)
+	list.prediction(c, number)
 	for _, t := range list {
 		own = append(own, predicted{Tensor: t})
 	}
@@ -41,8 +40,6 @@ func (c Config) predictionTensors(k int) (own, repeated []predicted) {
 		t := safetensors.Tensor{Name: layerPrefix(number) + name, DType: safetensors.F32, Shape: shape}
 		return predicted{t, sameAs}
 	}
-	own = append(own, named("enorm.weight", "", h), named("hnorm.weight", "", h), named("eh_proj.weight", "", h, 2*h),
-		named("shared_head.norm.weight", "", h))
 	head := headName
 	if c.TieEmbeddings {
 		head = embeddingName
@@ -51,8 +48,20 @@ func (c Config) predictionTensors(k int) (own, repeated []predicted) {
 		named("shared_head.head.weight", head, c.VocabSize, h)}
 }
 
+// prediction adds the tensors that layer number, of multi-token prediction, has besides the tensors
+// of a layer: norms of the embedding and of the hidden state, their projection, and the norm before
+// the head.
+func (list *tensorList) prediction(c Config, number int) {
+	prefix, h := layerPrefix(number), c.HiddenSize
+	list.add(prefix+"enorm.weight", h)
+	list.add(prefix+"hnorm.weight", h)
+	list.add(prefix+"eh_proj.weight", h, 2*h)
+	list.add(prefix+"shared_head.norm.weight", h)
+}
+
 // matchPredictions finds the layers of multi-token prediction among the stored tensors. It returns
-// the other tensors, and the problems, as in match.
+// the other tensors, and the problems, as in match. The tensors of layers that are part of the
+// model are among the other tensors, except for the repeated ones.
 func (s *Stored) matchPredictions(stored []safetensors.Tensor) (others []safetensors.Tensor, wrong,
 	missing []string) {
 	byName := make(map[string]safetensors.Tensor, len(stored))
@@ -100,6 +109,9 @@ func (s *Stored) matchPredictions(stored []safetensors.Tensor) (others []safeten
 	case family.predictionLayers != "":
 		for ; has(layerPrefix(s.config.Layers+n) + "eh_proj.weight"); n++ {
 			own, repeated := s.config.predictionTensors(n)
+			if n < s.config.PredictionLayers {
+				own = nil
+			}
 			for _, t := range own {
 				take(t, false)
 			}

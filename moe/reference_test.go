@@ -14,12 +14,13 @@ import (
 // reference is a plain float64 forward pass, written from the formulas one token at a time; it
 // shares nothing with the model but the names and sizes of its weights.
 type reference struct {
-	c       Config
-	weights map[string][]float64
+	c           Config
+	weights     map[string][]float64
+	predictions int // layers of multi-token prediction that losses computes
 }
 
 func newReference(m *Model) *reference {
-	r := &reference{m.cfg, map[string][]float64{}}
+	r := &reference{m.cfg, map[string][]float64{}, m.cfg.PredictionLayers}
 	for _, p := range m.params {
 		w := make([]float64, p.Weight.Elements())
 		for i, v := range p.Weight.Floats() {
@@ -35,6 +36,7 @@ type losses struct {
 	ce, hf, megablocks, sequence, z float64
 	chosen                          []int
 	entropy                         []float64 // of each layer
+	predictions                     []float64 // sum of the cross entropies of each layer of multi-token prediction
 }
 
 // times is W·x for the weight of that name, stored [out, in].
@@ -240,7 +242,8 @@ func (r *reference) losses(b Batch) losses {
 		blocks, divisor = c.ResidualMultiplier, c.LogitsScaling
 	}
 	tokens := float64(b.Rows * b.SequenceLength)
-	sparse := len(c.ExpertLayers(0, c.Layers))
+	layers := c.Layers + r.predictions
+	sparse := len(c.ExpertLayers(0, layers))
 	n := tokens * float64(sparse)
 	targets := 0.0
 	for t := range b.Rows * b.SequenceLength {
@@ -249,11 +252,11 @@ func (r *reference) losses(b Batch) losses {
 		}
 	}
 	var out losses
-	counts, probs := make([][]float64, c.Layers), make([][]float64, c.Layers)
-	for l := range c.Layers {
+	counts, probs := make([][]float64, layers), make([][]float64, layers)
+	for l := range layers {
 		counts[l], probs[l] = make([]float64, c.Experts), make([]float64, c.Experts)
 	}
-	out.entropy = make([]float64, c.Layers)
+	out.entropy, out.predictions = make([]float64, layers), make([]float64, r.predictions)
 	// before is the norm of a block's input, and behind the norm of its output; a model has one.
 	after := c.Architecture == FlexOLMo
 	before := func(name string, x []float64) []float64 {
@@ -270,8 +273,8 @@ func (r *reference) losses(b Batch) losses {
 	}
 	for row := range b.Rows {
 		ids := b.Tokens[row*(b.SequenceLength+1):][:b.SequenceLength+1]
-		rowCounts, rowProbs := make([][]float64, c.Layers), make([][]float64, c.Layers)
-		for l := range c.Layers {
+		rowCounts, rowProbs := make([][]float64, layers), make([][]float64, layers)
+		for l := range layers {
 			rowCounts[l], rowProbs[l] = make([]float64, c.Experts), make([]float64, c.Experts)
 		}
 		x := make([][]float64, b.SequenceLength)
@@ -279,7 +282,7 @@ func (r *reference) losses(b Batch) losses {
 			x[t] = make([]float64, h)
 			addTo(x[t], r.weights["model.embed_tokens.weight"][int(ids[t])*h:][:h], embeddings)
 		}
-		for l := range c.Layers {
+		decode := func(l int, x [][]float64) {
 			layer := fmt.Sprintf("model.layers.%d.", l)
 			q, k, v := make([][]float64, len(x)), make([][]float64, len(x)), make([][]float64, len(x))
 			for t := range x {
@@ -381,6 +384,46 @@ func (r *reference) losses(b Batch) losses {
 			}
 		}
 		for l := range c.Layers {
+			decode(l, x)
+		}
+		normed := make([][]float64, len(x)) // the input of the head
+		for t := range x {
+			normed[t] = r.norm("model.norm.weight", x[t])
+		}
+		// loss returns the cross entropy of an input of the head.
+		loss := func(x []float64, target uint32) float64 {
+			logits := r.times(head, x)
+			for i := range logits {
+				logits[i] /= divisor
+			}
+			p, _ := softmax64(logits)
+			return -math.Log(p[target])
+		}
+		inputs := normed
+		for k := range r.predictions {
+			layer := fmt.Sprintf("model.layers.%d.", c.Layers+k)
+			x := make([][]float64, b.SequenceLength)
+			for t := range x {
+				next := ids[min(t+k+1, b.SequenceLength)]
+				embedding := r.weights["model.embed_tokens.weight"][int(next)*h:][:h]
+				pair := append(r.norm(layer+"enorm.weight", embedding), r.norm(layer+"hnorm.weight", inputs[t])...)
+				x[t] = r.times(layer+"eh_proj.weight", pair)
+			}
+			decode(c.Layers+k, x)
+			inputs = make([][]float64, len(x))
+			for t := range x {
+				inputs[t] = r.norm(layer+"shared_head.norm.weight", x[t])
+				counts := t+k+2 <= b.SequenceLength
+				for i := t; counts && i <= t+k+1; i++ {
+					at := row*b.SequenceLength + i
+					counts = (b.Counted == nil || b.Counted[at]) && (b.Begin == nil || b.Begin[at] == b.Begin[at-i+t])
+				}
+				if counts {
+					out.predictions[k] += loss(inputs[t], ids[t+k+2])
+				}
+			}
+		}
+		for l := range layers {
 			for e := range c.Experts {
 				share := rowCounts[l][e] / (float64(b.SequenceLength) * float64(c.ExpertsPerToken))
 				mean := rowProbs[l][e] / float64(b.SequenceLength)
@@ -391,17 +434,12 @@ func (r *reference) losses(b Batch) losses {
 			if b.Counted != nil && !b.Counted[row*b.SequenceLength+t] {
 				continue
 			}
-			logits := r.times(head, r.norm("model.norm.weight", x[t]))
-			for i := range logits {
-				logits[i] /= divisor
-			}
-			p, _ := softmax64(logits)
-			out.ce -= math.Log(p[ids[t+1]]) / targets
+			out.ce += loss(normed[t], ids[t+1]) / targets
 		}
 	}
 	for e := range c.Experts {
 		var selected, p float64
-		for l := range c.Layers {
+		for l := range layers {
 			selected += counts[l][e]
 			p += probs[l][e]
 			out.megablocks += float64(c.Experts) / (n * float64(c.ExpertsPerToken)) * counts[l][e] * probs[l][e] /

@@ -66,11 +66,17 @@ func (r routerSums) add(w *workspace, number int) {
 	r[2*e+1] += layer.LSE2
 }
 
+// meanLayers returns the number of layers with experts of the complete model that means over layers
+// include: without layers of multi-token prediction that the pass does not compute.
+func (m *Model) meanLayers() int {
+	return m.expertLayers - (m.cfg.PredictionLayers - m.ws.shape.predictions)
+}
+
 // auxLoss returns the load-balancing loss of the pass, without its coefficient, from the sums over
 // all layers.
 func (m *Model) auxLoss(form AuxForm) float64 {
 	c, sums := m.cfg, m.ws.sums
-	e, layers, t, k := c.Experts, float64(m.expertLayers), float64(m.ws.tokens()), float64(c.ExpertsPerToken)
+	e, layers, t, k := c.Experts, float64(m.meanLayers()), float64(m.ws.tokens()), float64(c.ExpertsPerToken)
 	switch form {
 	case AuxHF:
 		n, sum := layers*t, 0.0
@@ -87,7 +93,7 @@ func (m *Model) auxLoss(form AuxForm) float64 {
 // zLoss returns the router z-loss of the pass, without its coefficient, from the sum over all
 // layers.
 func (m *Model) zLoss() float64 {
-	return m.ws.sums[2*m.cfg.Experts+1] / float64(m.expertLayers*m.ws.tokens()*m.cfg.ExpertsPerToken)
+	return m.ws.sums[2*m.cfg.Experts+1] / float64(m.meanLayers()*m.ws.tokens()*m.cfg.ExpertsPerToken)
 }
 
 // auxSlopes sets ws.slopes to the derivatives of the weighted load-balancing loss by the
@@ -95,7 +101,7 @@ func (m *Model) zLoss() float64 {
 // counts of chosen experts as constants.
 func (m *Model) auxSlopes(o LossOptions, share float64) {
 	c, w := &m.cfg, &m.ws
-	layers, t := float64(m.expertLayers), float64(w.tokens())
+	layers, t := float64(m.meanLayers()), float64(w.tokens())
 	slopes := room(&w.floats, w.slopes.Elements())
 	for number := range w.routers {
 		rows := slopes[number*w.slopes.Dim(1)*c.Experts:][:w.slopes.Dim(1)*c.Experts]
@@ -127,8 +133,8 @@ func (m *Model) sequenceSlopes(ctx context.Context, o LossOptions, tokens int64)
 	counts := room(&w.rowCounts, len(w.routers)*rows*e)
 	clear(counts)
 	chosen := room(&w.ints, rows*s*k)
-	for i := range m.layers {
-		l := m.layers[i].sparse
+	for i := range w.saved {
+		l := m.layer(i).sparse
 		if l < 0 {
 			continue
 		}
@@ -145,9 +151,9 @@ func (m *Model) sequenceSlopes(ctx context.Context, o LossOptions, tokens int64)
 		}
 	}
 	length := float64(s * w.shape.ranks)
-	perChoice := float64(e) / (float64(m.expertLayers) * length * float64(k)) // of one token, in the mean over layers
-	for i := range m.layers {
-		l := m.layers[i].sparse
+	perChoice := float64(e) / (float64(m.meanLayers()) * length * float64(k)) // of one token, in the mean over layers
+	for i := range w.saved {
+		l := m.layer(i).sparse
 		if l < 0 {
 			continue
 		}
@@ -205,7 +211,7 @@ func (m *Model) stepCounts(ctx context.Context, opts BackwardOptions) ([][]int64
 // are the choices of the step, and tokens is its number of tokens.
 func (m *Model) globalSlopes(o LossOptions, counts [][]int64, tokens int64) (aux float64) {
 	c, w := &m.cfg, &m.ws
-	perChoice := float64(c.Experts) / (float64(m.expertLayers) * float64(tokens) * float64(c.ExpertsPerToken))
+	perChoice := float64(c.Experts) / (float64(m.meanLayers()) * float64(tokens) * float64(c.ExpertsPerToken))
 	slopes := room(&w.floats, w.slopes.Elements())
 	rows := w.slopes.Dim(1)
 	for number := range w.routers {

@@ -64,7 +64,7 @@ func (m *Model) StageForward(ctx context.Context, slot int, batch Batch, in, out
 	if err := m.checkRelays(batch, in, out); err != nil {
 		return err
 	}
-	if err := m.take(slot, batch, true); err != nil {
+	if err := m.take(slot, batch, true, true); err != nil {
 		return err
 	}
 	if err := m.forward(ctx, in, out); err != nil {
@@ -76,12 +76,13 @@ func (m *Model) StageForward(ctx context.Context, slot int, batch Batch, in, out
 
 // StageLoss runs a batch through this stage's layers without a backward pass; in and out are as in
 // [Model.StageForward]. The last stage returns the loss, like [Model.Forward]. Slot 0 must be free.
+// Layers of multi-token prediction are not computed, and not in the statistics.
 func (m *Model) StageLoss(ctx context.Context, batch Batch, in, out *Relay) (Stats, error) {
-	if err := m.pass(ctx, batch, in, out); err != nil {
+	if err := m.pass(ctx, batch, false, in, out); err != nil {
 		return Stats{}, err
 	}
 	if m.stage.last {
-		m.crossEntropy(BackwardOptions{}, 0)
+		m.crossEntropy(BackwardOptions{}, 0, m.ws.own.target, m.ws.ce, xpu.MatMulOptions{})
 		if err := m.settle(ctx); err != nil {
 			return Stats{}, err
 		}
@@ -92,7 +93,7 @@ func (m *Model) StageLoss(ctx context.Context, batch Batch, in, out *Relay) (Sta
 // StageCounts runs a batch through this stage's layers, like [Model.StageLoss] without the loss. It
 // returns the number of tokens that chose each expert, as Stats.ExpertCounts.
 func (m *Model) StageCounts(ctx context.Context, batch Batch, in, out *Relay) ([][]int64, error) {
-	if err := m.pass(ctx, batch, in, out); err != nil {
+	if err := m.pass(ctx, batch, true, in, out); err != nil {
 		return nil, err
 	}
 	if m.stage.last {
@@ -104,15 +105,15 @@ func (m *Model) StageCounts(ctx context.Context, batch Batch, in, out *Relay) ([
 	return counts, nil
 }
 
-// pass runs a batch through this stage's layers without a backward pass.
-func (m *Model) pass(ctx context.Context, batch Batch, in, out *Relay) error {
+// pass runs a batch through this stage's layers without a backward pass. predict is as in take.
+func (m *Model) pass(ctx context.Context, batch Batch, predict bool, in, out *Relay) error {
 	if err := batch.check(m.cfg, m.parallel); err != nil {
 		return err
 	}
 	if err := m.checkRelays(batch, in, out); err != nil {
 		return err
 	}
-	if err := m.take(0, batch, false); err != nil {
+	if err := m.take(0, batch, false, predict); err != nil {
 		return err
 	}
 	return m.forward(ctx, in, out)

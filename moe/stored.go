@@ -51,10 +51,19 @@ type source struct {
 // OpenStored opens the model of a Hugging Face directory and compares its tensor names and shapes
 // with config.json; it accepts what [Model.Load] accepts. The error lists every tensor that is
 // missing, wrong or unknown. dir is a directory of fsys, or its URL.
-func OpenStored(fsys filesystem.FS, dir string) (*Stored, error) {
+func OpenStored(fsys filesystem.FS, dir string) (*Stored, error) { return OpenStoredWith(fsys, dir, 0) }
+
+// OpenStoredWith is [OpenStored] of a model with the given [Config.PredictionLayers]: the first of
+// the layers of multi-token prediction in the files are part of the model.
+func OpenStoredWith(fsys filesystem.FS, dir string, predictionLayers int) (*Stored, error) {
 	c, err := ReadConfig(fsys, dir)
 	if err != nil {
 		return nil, err
+	}
+	if c.PredictionLayers = predictionLayers; predictionLayers != 0 {
+		if err := c.Validate(); err != nil {
+			return nil, fmt.Errorf("%s: %w", objects.Join(dir, configName), err)
+		}
 	}
 	return openStored(fsys, dir, c)
 }

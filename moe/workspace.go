@@ -41,11 +41,13 @@ type passShape struct {
 	recompute Recompute // also without train, so that both kinds of passes use the same memory
 	logits    int       // tokens of a block of logits; 0 without logits
 	from      int       // number of this model's first layer
-	layers    int       // number of layers in this model
-	last      bool      // this stage has the final norm and the head
-	elsewhere bool      // expert rows are not this rank's tokens: a dispatch has their buffers
-	documents bool      // attention stays within documents
-	rounded   xpu.DType // of the activations that SetActivations names
+	layers    int       // number of layers in this model that the pass computes
+
+	predictions int       // of these, layers of multi-token prediction, the last ones
+	last        bool      // this stage has the final norm and the head
+	elsewhere   bool      // expert rows are not this rank's tokens: a dispatch has their buffers
+	documents   bool      // attention stays within documents
+	rounded     xpu.DType // of the activations that SetActivations names
 }
 
 // saved holds the values of one layer that the backward pass reads. Without a backward pass all
@@ -102,9 +104,11 @@ type flight struct {
 	row0  xpu.Tensor // [T'] zeros: each token's row of a bias, a table of one row
 	order xpu.Tensor // [T] 0, 1, and so on: each token's row, if shared experts have a gate
 	keys  firstKeys
-	xL    xpu.Tensor // [T, H] output of the last layer
+	xL    xpu.Tensor // [T, H] output of the last layer that is not of multi-token prediction
 	meanL xpu.Tensor // [T]
 	rstdL xpu.Tensor // [T]
+
+	predicted []predictedTokens // of each layer of multi-token prediction of the pass
 
 	// Of the layers with experts, on the host. M is their number.
 	routers []xpu.RouterStats // [M]
@@ -157,8 +161,9 @@ type workspace struct {
 	// [T', W] of shared experts
 	sharedAct, sharedDact xpu.Tensor
 	sharedGate            sharedGateSpace
-	dweight               xpu.Tensor // [R] gradient of a routing weight
-	slopes                xpu.Tensor // [M, rows, E] derivatives of the load-balancing loss by a probability
+	predictionSpace
+	dweight xpu.Tensor // [R] gradient of a routing weight
+	slopes  xpu.Tensor // [M, rows, E] derivatives of the load-balancing loss by a probability
 
 	logitsRows int
 
@@ -292,6 +297,7 @@ func (f *flight) cut(c Config, p passShape, a *arena) {
 			f.meanL = a.f32(t)
 		}
 	}
+	f.cutPredictions(c, p, a)
 	if c.moe() {
 		n := len(c.ExpertLayers(p.from, p.from+p.layers))
 		f.routers, f.counts, f.entropy = f.routers[:n], f.counts[:n], a.f64(n)
@@ -396,6 +402,7 @@ func (w *workspace) cut(c Config, p passShape, a *arena) {
 		w.logitsRows = min(t, p.logits)
 		w.logits = a.f32(w.logitsRows, c.VocabSize)
 	}
+	w.predictionSpace.cut(c, p, a)
 	if c.ResidualMultiplier != 0 || p.train && c.family().postNorm {
 		w.dy = a.f32(t, h)
 	}
@@ -475,7 +482,7 @@ func (c Config) Memory(p Pass) Memory {
 	for _, s := range groups {
 		shape.from, shape.layers, shape.last, shape.logits = s.from, s.layers, s.last, 0
 		if s.last {
-			shape.logits = logits
+			shape.logits, shape.predictions = logits, c.PredictionLayers
 		}
 		var shared, flights arena
 		new(workspace).cut(c, shape, &shared)
