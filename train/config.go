@@ -60,6 +60,8 @@ type Config struct {
 	ZLoss     ZLossConfig              `yaml:"z_loss"`
 	// only of models whose routers have correction biases
 	RouterBias RouterBiasConfig `yaml:"router_bias,omitempty"`
+	// only of models with layers of multi-token prediction
+	PredictionLoss PredictionLossConfig `yaml:"prediction_loss,omitempty"`
 
 	Precision xpu.Precision `yaml:"precision"` // of operands of products, weights and gradients; default "fp32"
 	Device    string        `yaml:"device"`    // see [devices.New]
@@ -130,6 +132,15 @@ type ZLossConfig struct {
 type RouterBiasConfig struct {
 	UpdateSpeed *float64 `yaml:"update_speed,omitempty"` // default 0.001; 0 = no updates
 }
+
+// PredictionLossConfig describes the losses of multi-token prediction; see
+// [moe.LossOptions.PredictionCoefficient].
+type PredictionLossConfig struct {
+	Coefficient *float64 `yaml:"coefficient,omitempty"` // default 0.3
+}
+
+// defaultPredictionCoefficient is the coefficient of the first 10T tokens of DeepSeek-V3.
+const defaultPredictionCoefficient = 0.3
 
 // defaultUpdateSpeed is the speed of the first 14.3T tokens of DeepSeek-V3.
 const defaultUpdateSpeed = 0.001
@@ -550,6 +561,7 @@ func (c Config) Validate() error {
 		within("aux_loss.coefficient", c.AuxLoss.Coefficient, 0, finite),
 		within("z_loss.coefficient", c.ZLoss.Coefficient, 0, finite),
 		optionalWithin("router_bias.update_speed", c.RouterBias.UpdateSpeed, 0, 1),
+		optionalWithin("prediction_loss.coefficient", c.PredictionLoss.Coefficient, 0, finite),
 		oneOf("precision", c.Precision, xpu.Precisions()...),
 		devices.Check(c.Device),
 		within("threads", float64(c.Threads), 0, 4096),
@@ -607,6 +619,7 @@ func (c Config) Validate() error {
 				"is %d, but model.tie_word_embeddings needs the same weights in the first and the last stage; set "+
 					"layout.pp to 1, or tie_word_embeddings to false", stages))
 	}
+	errs = append(errs, c.checkPredictions(shape)...)
 	if n := c.Layout.SumReplicas; n > 1 && c.Layout.DP%n != 0 {
 		errs = append(errs, strictyaml.Invalid("layout.sum_replicas",
 			"is %d; must divide layout.expert_dp, which is %d", n, c.Layout.DP))
@@ -714,6 +727,27 @@ func (c Config) Validate() error {
 		return found[0]
 	}
 	return found
+}
+
+// checkPredictions checks the settings of multi-token prediction.
+func (c *Config) checkPredictions(shape comm.Shape) (errs []error) {
+	const field = "model.num_nextn_predict_layers"
+	n := c.Model.PredictionLayers
+	if coefficient := c.PredictionLoss.Coefficient; coefficient != nil && n == 0 {
+		errs = append(errs, strictyaml.Invalid("prediction_loss.coefficient", "is %v, but the model has no layers of "+
+			"multi-token prediction; set %s, or remove the coefficient", *coefficient, field))
+	}
+	if stages := shape.Size(comm.PP); stages > 1 && n > 0 {
+		errs = append(errs, strictyaml.Invalid("layout.pp", "is %d, but %s is %d, and layers of multi-token "+
+			"prediction need the embedding, which is in the first stage, and the head, which is in the last; set "+
+			"layout.pp to 1, or %[2]s to 0", stages, field, n))
+	}
+	if c.Optimizer.Name == optimizer.SophiaG && n > 0 {
+		errs = append(errs, strictyaml.Invalid("optimizer.name", "is %q, but %s is %d, and the estimate of the "+
+			"curvature does not include the losses of multi-token prediction; use another optimizer, or set %[2]s "+
+			"to 0", c.Optimizer.Name, field, n))
+	}
+	return errs
 }
 
 // checkReaders checks that the samples of a step can be divided among the data ranks.

@@ -763,6 +763,10 @@ func (r *run) backward(ctx context.Context, m *record.StepMetrics) error {
 	options := moe.BackwardOptions{Targets: max(1, r.batch.targets), Tokens: m.Tokens, Loss: moe.LossOptions{
 		Aux: r.config.AuxLoss.Form, AuxCoefficient: r.config.AuxLoss.Coefficient,
 		ZCoefficient: r.config.ZLoss.Coefficient}}
+	if c := r.config.PredictionLoss.Coefficient; c != nil {
+		options.Loss.PredictionCoefficient = *c
+	}
+	predictions := make([]votes.Prediction, r.config.Model.PredictionLayers)
 	err := r.sumGradients(ctx, options, func(rows []votes.Row, stats moe.Stats) {
 		if len(stats.RowLoss) > 0 { // of the last layers
 			for i, row := range rows {
@@ -775,6 +779,10 @@ func (r *run) backward(ctx context.Context, m *record.StepMetrics) error {
 		m.ZLoss += stats.Z * share
 		m.ExpertTokens = addCounts(m.ExpertTokens, stats.ExpertCounts)
 		m.AddEntropy(stats.RouterEntropy, share)
+		for k := range stats.PredictionLoss {
+			predictions[k].Loss += stats.PredictionLoss[k]
+			predictions[k].Targets += stats.PredictionTargets[k]
+		}
 	})
 	if collective.IsBroken(err) {
 		return err
@@ -787,7 +795,7 @@ func (r *run) backward(ctx context.Context, m *record.StepMetrics) error {
 		return lost
 	}
 	own := votes.Own{Err: err, Tensor: r.sharding.TakeBad(), NonFinite: r.pipeline.TakeNonFinite(parts),
-		Seconds: r.clock.take()}
+		Seconds: r.clock.take(), Predictions: predictions}
 	if f := r.options.vote; f != nil {
 		f(r.ranks.Rank(), &own)
 	}

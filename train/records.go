@@ -196,7 +196,7 @@ func (r *run) runRecord(now time.Time) (*record.Run, error) {
 }
 
 // expertLayers returns the numbers of the model's layers with experts.
-func (r *run) expertLayers() []int { return r.config.Model.ExpertLayers(0, r.config.Model.Layers) }
+func (r *run) expertLayers() []int { return r.config.Model.ExpertLayers(0, r.config.Model.AllLayers()) }
 
 // openLog makes fingerprints.jsonl the log of the given plan up to the current step, if such a log
 // exists. A log belongs to one plan. openLog renames the log of another plan, and restores the log
@@ -264,6 +264,9 @@ func (o *records) stepped(_ context.Context, p *Progress) error {
 	}
 	if s := m.Skipped; s != nil && s.NotFinite {
 		scalars = scalars[4:] // some of the others have no value
+	}
+	for k, loss := range m.PredictionLoss {
+		scalars = append(scalars, tensorboard.Scalar{Tag: fmt.Sprintf("train/prediction_loss_%d", k+1), Value: loss})
 	}
 	if len(m.RouterEntropy) > 0 {
 		for i, layer := range o.run.expertLayers() {

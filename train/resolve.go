@@ -79,6 +79,16 @@ func (c Config) resolve(p *blend.Plan) (Config, error) {
 		speed := defaultUpdateSpeed
 		c.RouterBias.UpdateSpeed = &speed
 	}
+	if n := c.Model.PredictionLayers; n > 0 {
+		if p.SequenceLength <= n {
+			return bad("model.num_nextn_predict_layers", "is %d, but the plan's windows have %d tokens; must be below "+
+				"the window length", n, p.SequenceLength)
+		}
+		if c.PredictionLoss.Coefficient == nil {
+			coefficient := defaultPredictionCoefficient
+			c.PredictionLoss.Coefficient = &coefficient
+		}
+	}
 	if c.Checkpoint.Every == nil {
 		every := min(1000, (c.Steps+9)/10)
 		c.Checkpoint.Every = &every

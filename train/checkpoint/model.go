@@ -36,12 +36,15 @@ type ModelDir struct {
 	Foreign *foreign.State
 
 	fsys filesystem.FS // of Dir; nil: of the machine
+
+	// the layers of multi-token prediction that are part of the model; see [moe.OpenStoredWith]
+	predictionLayers int
 }
 
 // stored opens the weights.
 func (m ModelDir) stored() (*moe.Stored, error) {
 	if m.Foreign == nil {
-		return moe.OpenStored(m.files(), m.Dir)
+		return moe.OpenStoredWith(m.files(), m.Dir, m.predictionLayers)
 	}
 	c, err := moe.ReadConfig(m.files(), m.Dir)
 	if err != nil {
@@ -162,19 +165,40 @@ func FindInitial(ctx context.Context, path string, want moe.Config, plan *blend.
 	if err := from.CheckConfig(want); err != nil {
 		return bad(err)
 	}
+	if from.predictionLayers = want.PredictionLayers; from.predictionLayers > 0 {
+		if err := from.checkPredictions(ctx); err != nil {
+			return bad(err)
+		}
+	}
 	if err := from.CheckTokenizer(ctx, plan); err != nil {
 		return bad(err)
 	}
 	return from, nil
 }
 
+// checkPredictions checks that the model has its layers of multi-token prediction, and that an
+// embedding and a head that they repeat are the model's.
+func (m ModelDir) checkPredictions(ctx context.Context) error {
+	stored, err := m.stored()
+	if err == nil {
+		defer stored.Close()
+		err = stored.CheckPredictions(ctx)
+	}
+	if err != nil {
+		return fmt.Errorf("model.num_nextn_predict_layers is %d: %w", m.predictionLayers, err)
+	}
+	return nil
+}
+
 // CheckConfig returns an error if the model's config.json describes another function than want, the
-// model of a train.yaml.
+// model of a train.yaml. It does not compare the number of layers of multi-token prediction, which
+// only training uses.
 func (m ModelDir) CheckConfig(want moe.Config) error {
 	model, err := moe.ReadConfig(m.files(), m.Dir)
 	if err != nil {
 		return err
 	}
+	model.PredictionLayers = want.PredictionLayers
 	if differences := differentFields(model, want); differences != nil {
 		return fmt.Errorf("%s is a different model than train.yaml describes: %s; write its values under model",
 			m.Dir, strings.Join(differences, ", "))

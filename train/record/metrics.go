@@ -48,10 +48,12 @@ type StepMetrics struct {
 	Samples int   `json:"samples"` // fewer than the batch size if positions were skipped
 	Tokens  int64 `json:"tokens"`  // tokens read: samples times sequence length
 	// unmasked targets; absent if all targets are unmasked, one per token
-	Targets         *int64             `json:"targets,omitempty"`
-	Loss            float64            `json:"loss"` // cross entropy only
-	AuxLoss         float64            `json:"aux_loss"`
-	ZLoss           float64            `json:"z_loss"`
+	Targets *int64  `json:"targets,omitempty"`
+	Loss    float64 `json:"loss"` // cross entropy only
+	AuxLoss float64 `json:"aux_loss"`
+	ZLoss   float64 `json:"z_loss"`
+	// of each layer of multi-token prediction, the mean over its targets; absent without them
+	PredictionLoss  []float64          `json:"prediction_loss,omitempty"`
 	GradNorm        float64            `json:"grad_norm"` // before clipping
 	LearningRate    float64            `json:"learning_rate"`
 	Seconds         float64            `json:"seconds"`
@@ -223,7 +225,7 @@ func (m *StepMetrics) AddEntropy(entropy []float64, share float64) {
 // Clear removes values that are undefined, and may not be valid JSON, if what is not finite. what
 // is as in [spikes.Spike].
 func (m *StepMetrics) Clear(what string) {
-	m.GradNorm = 0
+	m.GradNorm, m.PredictionLoss = 0, nil
 	if what == spikes.GradNorm {
 		return
 	}

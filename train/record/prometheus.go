@@ -118,6 +118,13 @@ func (s *Server) Publish(run Status, m StepMetrics, evaluation *Evaluation) {
 		t.metric("mula_z_loss", "gauge", "Router z-loss of the last step, without its coefficient.", m.ZLoss)
 		t.metric("mula_grad_norm", "gauge", "Norm of the gradient of the last step, before clipping.", m.GradNorm)
 	}
+	if len(m.PredictionLoss) > 0 {
+		t.head("mula_prediction_loss", "gauge", "Cross entropy of each layer of multi-token prediction in the last "+
+			"step, nats per target. Depth 1 predicts the token after the next.")
+		for k, loss := range m.PredictionLoss {
+			t.value("mula_prediction_loss", loss, "depth", strconv.Itoa(k+1))
+		}
+	}
 	if len(m.SourceLoss) > 0 {
 		t.head("mula_source_loss", "gauge", "Cross entropy of each source in the last step, nats per target.")
 		for _, name := range slices.Sorted(maps.Keys(m.SourceLoss)) {

@@ -27,7 +27,7 @@ type SourceSums struct {
 type tally struct {
 	totals  totals
 	slowest [slowestRanks]slowRank // see addSlow
-	entropy []float64              // of the routers of the stage
+	sums    []float64              // see [Votes.sums]
 	// Of the last stage.
 	sources []SourceSums
 	hasher  fingerprint.Hasher
@@ -43,7 +43,7 @@ type totals struct {
 
 // newTally returns an empty tally of a stage.
 func (v *Votes) newTally(stage int) *tally {
-	t := &tally{entropy: make([]float64, v.layers(stage))}
+	t := &tally{sums: make([]float64, v.sums(stage))}
 	if stage == v.stages-1 {
 		t.sources = make([]SourceSums, v.sources)
 	}
@@ -52,7 +52,7 @@ func (v *Votes) newTally(stage int) *tally {
 
 func (t *tally) reset() {
 	t.totals, t.hasher, t.slowest = totals{}, fingerprint.Hasher{}, [slowestRanks]slowRank{}
-	clear(t.entropy)
+	clear(t.sums)
 	clear(t.sources)
 }
 
@@ -67,8 +67,8 @@ func (t *tally) add(v *Votes, number int, vote []uint64) {
 	t.totals.Failed += int64(vote[voteFailed])
 	t.totals.Aux += math.Float64frombits(vote[voteAux])
 	t.totals.Z += math.Float64frombits(vote[voteZ])
-	for layer := range t.entropy {
-		t.entropy[layer] += math.Float64frombits(vote[voteHead+layer])
+	for i := range t.sums {
+		t.sums[i] += math.Float64frombits(vote[voteHead+i])
 	}
 	if t.sources == nil {
 		return
@@ -94,7 +94,7 @@ func (t *tally) bytes() int {
 }
 
 // parts returns the parts of the tally except the hasher, for package binary.
-func (t *tally) parts() []any { return []any{&t.totals, &t.slowest, t.entropy, t.sources} }
+func (t *tally) parts() []any { return []any{&t.totals, &t.slowest, t.sums, t.sources} }
 
 // appendTo appends the tally to b.
 func (t *tally) appendTo(b []byte) (_ []byte, err error) {
@@ -226,7 +226,8 @@ func (v *Votes) tallyStages(ctx context.Context, m *record.StepMetrics) (err err
 		v.decisions[decideLoss] += t.totals.RowLoss
 		v.decisions[decideAux] += t.totals.Aux
 		v.decisions[decideZ] += t.totals.Z
-		v.place(m, stage, t.entropy, counts)
+		v.place(m, stage, t.sums[:v.layers(stage)], counts)
+		setPredictionLoss(m, t.sums[v.layers(stage):])
 		v.Sources, v.Hasher = t.sources, t.hasher // the last stage has them
 		v.decisions[decisionCount+stage] = float64(t.totals.Median)
 		for i, seconds := range t.totals.Times {
@@ -253,7 +254,7 @@ func (v *Votes) place(m *record.StepMetrics, stage int, entropy []float64, count
 	if len(entropy) == 0 {
 		return
 	}
-	all := v.model.ExpertLayers(0, v.model.Layers)
+	all := v.model.ExpertLayers(0, v.model.AllLayers())
 	if m.RouterEntropy == nil {
 		m.RouterEntropy, m.ExpertTokens = make([]float64, len(all)), make([][]int64, len(all))
 	}
@@ -261,6 +262,20 @@ func (v *Votes) place(m *record.StepMetrics, stage int, entropy []float64, count
 		at, _ := slices.BinarySearch(all, layer)
 		m.RouterEntropy[at] = entropy[i]
 		m.ExpertTokens[at] = slices.Clone(counts[i*v.model.Experts:][:v.model.Experts])
+	}
+}
+
+// setPredictionLoss sets the losses of the layers of multi-token prediction, given the sums of
+// their cross entropies and the numbers of their targets. A loss without a target is 0. If a loss
+// is not finite, it sets none: the gradient is then not finite either.
+func setPredictionLoss(m *record.StepMetrics, sums []float64) {
+	for pair := range slices.Chunk(sums, 2) {
+		loss := pair[0] / max(1, pair[1])
+		if math.IsNaN(loss) || math.IsInf(loss, 0) {
+			m.PredictionLoss = nil
+			return
+		}
+		m.PredictionLoss = append(m.PredictionLoss, loss)
 	}
 }
 

@@ -66,8 +66,9 @@ type Votes struct {
 	bounds   []int    // of each rank's vote; nil before the first Gather
 }
 
-// The vote of a rank, in 64-bit words: voteHead, the entropies of the routers of its stage, and on
-// the last stage voteRow for each of its positions.
+// The vote of a rank, in 64-bit words: voteHead, the entropies of the routers of its stage, the
+// loss and the number of targets of each layer of multi-token prediction, and on the last stage
+// voteRow for each of its positions.
 const (
 	voteFailed = iota // 1 if the rank could not compute the step
 	voteTensor        // 1 + Own.Tensor
@@ -94,6 +95,15 @@ type Own struct {
 	Tensor    int   // first tensor in which its gradient is not finite, or -1
 	NonFinite bool  // its pipeline stage has computed non-finite values from finite input
 	Seconds   record.RankSeconds
+
+	Predictions []Prediction // of each layer of multi-token prediction
+}
+
+// A Prediction has the sum of the cross entropies of a layer of multi-token prediction, and the
+// number of its targets.
+type Prediction struct {
+	Loss    float64
+	Targets int64
 }
 
 // New returns the votes of a run with batchSize rows in a step, from the given number of sources.
@@ -116,9 +126,13 @@ func (v *Votes) layers(stage int) int {
 	return len(v.model.StageExpertLayers(stage, v.stages, v.virtual))
 }
 
+// sums returns the number of values of a stage that a tally adds one by one: the entropies, and two
+// for each layer of multi-token prediction.
+func (v *Votes) sums(stage int) int { return v.layers(stage) + 2*v.model.PredictionLayers }
+
 // voteWords returns the length of a vote of a stage.
 func (v *Votes) voteWords(stage int) int {
-	words := voteHead + v.layers(stage)
+	words := voteHead + v.sums(stage)
 	if stage == v.stages-1 {
 		words += v.slots * voteRow
 	}
@@ -145,6 +159,7 @@ func (v *Votes) Exchange(ctx context.Context, m *record.StepMetrics, own Own) er
 		copy(v.counts[layer*v.model.Experts:], counts)
 	}
 	m.Loss, m.AuxLoss, m.ZLoss, m.RouterEntropy, m.ExpertTokens, m.SlowestRanks = 0, 0, 0, nil, nil, nil
+	m.PredictionLoss = nil
 	err := v.sumCounts(ctx, m.Tokens)
 	if err == nil {
 		err = v.tallyStage(ctx)
@@ -184,6 +199,10 @@ func (v *Votes) vote(m *record.StepMetrics, own Own) {
 	newTimes(own.Seconds, v.pace.slow).vote(vote)
 	for layer, entropy := range m.RouterEntropy {
 		vote[voteHead+layer] = math.Float64bits(entropy)
+	}
+	after := voteHead + v.layers(v.ranks.OwnIndex(comm.PP))
+	for k, p := range own.Predictions {
+		vote[after+2*k], vote[after+2*k+1] = math.Float64bits(p.Loss), math.Float64bits(float64(p.Targets))
 	}
 	for _, row := range v.Rows {
 		slot := v.slot(vote, int((row.Position-m.First)%int64(v.slots)))
