@@ -10,6 +10,7 @@ Both start from the same weights and use the same batches.
     … conformance/training.py --precision bf16_compact
     … conformance/training.py --set families [--write]                       parts of other families
     … conformance/training.py --set balance [--write]                   aux_loss: {form: global}
+    … conformance/training.py --set predictions [--write]               multi-token prediction
 
 The text is made by formula. mula makes the tokenizer, the shard, the plan, the batches (mula
 stream) and the initial weights (the checkpoint of a run whose only step has a learning rate of
@@ -28,13 +29,17 @@ reference runs shows the effect of rounding. When a token changes its experts, o
 clip_qkv, a gradient jumps. With a learning rate of 2e-3, or with clip_qkv and any learning rate,
 two runs of mula-nano then differ by 1e-3 after 200 steps. The runs here avoid these settings.
 
+transformers does not compute layers of multi-token prediction. With --set predictions, this script
+computes them from the formula in docs/reference/models.md, with transformers' own decoder layers
+and norms.
+
 With --precision bf16_mixed and bf16_compact, the reference is the model in bfloat16, with bfloat16
 activations and gradients. Its optimizer has float32 masters and adds the gradients of micro-batches
 in float32. It rounds more than mula.
 
 --write writes the reference's numbers to golden/training.json, golden/mixed.json,
-golden/families.json or golden/balance.json. go test ./conformance compares mula's numbers with
-them.
+golden/families.json, golden/balance.json or golden/predictions.json. go test ./conformance compares
+mula's numbers with them.
 """
 
 import argparse, hashlib, json, math, pathlib, subprocess, sys, tempfile, time
@@ -246,6 +251,99 @@ def balance(preset, batch):
     }
 
 
+def predictions(preset, batch):
+    """Returns the train.yaml of runs with layers of multi-token prediction."""
+    of = families(preset, batch)
+    deepseek = next(config for name, config in of.items() if name.startswith("DeepSeek-V3"))
+    glm = next(config for name, config in of.items() if name.startswith("GLM-4.5"))
+    return {
+        "DeepSeek-V3, two layers of multi-token prediction, two micro-batches": {
+            **deepseek,
+            "micro_batch_size": batch // 2,
+            "model": {**deepseek["model"], "num_nextn_predict_layers": 2},
+            "prediction_loss": {"coefficient": 0.5},
+        },
+        "GLM-4.5, one layer of multi-token prediction": {
+            **glm,
+            "model": {**glm["model"], "num_nextn_predict_layers": 1},
+            "prediction_loss": {"coefficient": 0.3},
+        },
+    }
+
+
+class Predictions:
+    """The layers of multi-token prediction of a model.
+
+    The formula is in docs/reference/models.md.
+    """
+
+    def __init__(self, model, checkpoint, layers):
+        import torch
+        from safetensors.torch import load_file
+
+        stored = {}
+        for file in sorted(pathlib.Path(checkpoint).glob("model*.safetensors")):
+            stored.update(load_file(file))
+        decoder, norm = type(model.model.layers[-1]), type(model.model.norm)
+        self.model, self.layers, c = model, torch.nn.ModuleList(), model.config
+        for k in range(layers):
+            number = c.num_hidden_layers + k
+            part = torch.nn.ModuleDict(
+                {
+                    "layer": decoder(c, c.num_hidden_layers - 1),  # with experts, like the last layer
+                    "enorm": norm(c.hidden_size, c.rms_norm_eps),
+                    "hnorm": norm(c.hidden_size, c.rms_norm_eps),
+                    "eh_proj": torch.nn.Linear(2 * c.hidden_size, c.hidden_size, bias=False),
+                    "norm": norm(c.hidden_size, c.rms_norm_eps),
+                }
+            )
+            prefix = f"model.layers.{number}."
+            own = {name[len(prefix) :]: t for name, t in stored.items() if name.startswith(prefix)}
+            into = {name: own.pop(f"{name}.weight") for name in ("enorm", "hnorm", "eh_proj")}
+            into["norm"] = own.pop("shared_head.norm.weight")
+            experts = [
+                {p: own.pop(f"mlp.experts.{e}.{p}_proj.weight") for p in ("gate", "up", "down")}
+                for e in range(c.num_local_experts if hasattr(c, "num_local_experts") else c.n_routed_experts)
+            ]
+            own["mlp.experts.gate_up_proj"] = torch.stack([torch.cat([e["gate"], e["up"]]) for e in experts])
+            own["mlp.experts.down_proj"] = torch.stack([e["down"] for e in experts])
+            part["layer"].load_state_dict(own)
+            for name, weight in into.items():
+                part[name].load_state_dict({"weight": weight})
+            self.layers.append(part)
+        self.layers.train()
+
+    def losses(self, tokens, hidden):
+        """Returns the sums of the cross entropies of each layer, and their numbers of tokens.
+
+        tokens has the rows with their last targets, and hidden the input of the model's head.
+        """
+        import torch
+
+        model, length = self.model, hidden.shape[1]
+        positions = torch.arange(length)[None]
+        mask = torch.full((length, length), torch.finfo(hidden.dtype).min).triu(1)[None, None]
+        rotations = model.model.rotary_emb(hidden, positions)
+        out = []
+        for k, part in enumerate(self.layers):
+            read = tokens[:, (torch.arange(length) + k + 1).clamp(max=length)]
+            pair = torch.cat([part["enorm"](model.model.embed_tokens(read)), part["hnorm"](hidden)], -1)
+            x = part["layer"](
+                part["eh_proj"](pair), attention_mask=mask, position_ids=positions, position_embeddings=rotations
+            )
+            hidden = part["norm"](x[0] if isinstance(x, tuple) else x)
+            logits, targets = model.lm_head(hidden[:, : length - k - 1]), tokens[:, k + 2 :]
+            out.append(
+                (
+                    torch.nn.functional.cross_entropy(
+                        logits.reshape(-1, logits.shape[-1]), targets.reshape(-1), reduction="sum"
+                    ),
+                    targets.numel(),
+                )
+            )
+        return out
+
+
 def corpus(documents):
     """Returns documents of artificial words, as text in training_test.go.
 
@@ -357,12 +455,13 @@ def reference(checkpoint, config, batches, attention="eager", experts="eager", r
         **({"experts_implementation": experts} if mixture else {}),
     )
     model.train()
+    ahead = Predictions(model, checkpoint, config["model"].get("num_nextn_predict_layers", 0))
+    weights = [*model.parameters(), *ahead.layers.parameters()]
     if rounding:
         with torch.no_grad():
             random = torch.Generator().manual_seed(1)
-            for p in model.parameters():
+            for p in weights:
                 p.mul_(1 + rounding * (2 * torch.rand(p.shape, generator=random) - 1))
-    weights = list(model.parameters())
     masters = weights if config["precision"] == "fp32" else [p.detach().float() for p in weights]
     optimizer = torch.optim.AdamW(
         masters, lr=1, betas=opt["betas"], eps=opt["eps"], weight_decay=opt["weight_decay"]
@@ -372,10 +471,14 @@ def reference(checkpoint, config, batches, attention="eager", experts="eager", r
     out = []
     for batch in batches:
         sums, parts = dict(loss=0.0, aux_loss=0.0, z_loss=0.0), batch.split(rows)
+        predicted = [0.0] * len(ahead.layers)
         for part in parts:
             targets = part[:, 1:].contiguous()
             answer = model(
-                input_ids=part[:, :-1], use_cache=False, **({"output_router_logits": True} if sparse else {})
+                input_ids=part[:, :-1],
+                use_cache=False,
+                **({"output_router_logits": True} if sparse else {}),
+                **({"output_hidden_states": True} if predicted else {}),
             )
             logits = answer.logits.float()
             loss = torch.nn.functional.cross_entropy(logits.view(-1, logits.shape[-1]), targets.view(-1))
@@ -391,6 +494,13 @@ def reference(checkpoint, config, batches, attention="eager", experts="eager", r
                 if form == "hf":
                     balance = answer.aux_loss
             total = loss + config["aux_loss"]["coefficient"] * balance + config["z_loss"]["coefficient"] * z
+            if predicted:
+                normed = answer.hidden_states[-1]  # after the final norm
+                assert torch.equal(model.lm_head(normed), answer.logits)
+                scale = config["prediction_loss"]["coefficient"] / len(predicted) / targets.numel()
+                for k, (ce, n) in enumerate(ahead.losses(part, normed)):
+                    total = total + scale * ce
+                    predicted[k] += ce.item() / n / len(parts)
             (total / len(parts)).backward()
             if masters is not weights:
                 for p, master in zip(weights, masters):
@@ -399,6 +509,8 @@ def reference(checkpoint, config, batches, attention="eager", experts="eager", r
                         p.grad = None
             for key, value in (("loss", loss), ("aux_loss", balance), ("z_loss", z)):
                 sums[key] += value.item() / len(parts)
+        if predicted:
+            sums["prediction_loss"] = predicted
         sums["grad_norm"] = torch.nn.utils.clip_grad_norm_(masters, opt["clip"]).item()
         sums["learning_rate"] = scheduler.get_last_lr()[0]
         optimizer.step()
@@ -419,7 +531,9 @@ def main():
     ap.add_argument("--batch", type=int, default=4)
     ap.add_argument("--length", type=int, default=64)
     ap.add_argument("--precision", choices=["fp32", "bf16_mixed", "bf16_compact"], default="fp32")
-    ap.add_argument("--set", choices=["runs", "families", "balance"], default="runs", help="the runs to compare")
+    ap.add_argument(
+        "--set", choices=["runs", "families", "balance", "predictions"], default="runs", help="the runs to compare"
+    )
     ap.add_argument("--write", action="store_true", help="write the golden file of the precision")
     args = ap.parse_args()
     if args.write and [args.preset, args.batch, args.length] != ["mula-nano", 4, 64]:
@@ -446,7 +560,8 @@ def main():
     with tempfile.TemporaryDirectory() as tmp:
         work = pathlib.Path(tmp)
         text, batches = prepare(args.mula, work, args.batch, args.length)
-        configs = {"runs": runs, "families": families, "balance": balance}[args.set]
+        sets = {"runs": runs, "families": families, "balance": balance, "predictions": predictions}
+        configs = sets[args.set]
         for i, (name, config) in enumerate(configs(args.preset, args.batch).items()):
             config["precision"] = args.precision
             began = time.perf_counter()
@@ -488,6 +603,10 @@ def main():
                     f"{max(torch_):10.1e} {torch_.index(max(torch_)):5}"
                 )
                 wrong |= field == "loss" and not max(mula) <= TOLERANCE
+            for k in range(len(theirs[0].get("prediction_loss", []))):
+                apart = [abs(a["prediction_loss"][k] / b["prediction_loss"][k] - 1) for a, b in zip(mine, theirs)]
+                print(f"  prediction_loss, layer {k}     {max(apart):12.1e} {apart.index(max(apart)):5}")
+                wrong |= not max(apart) <= TOLERANCE
             golden.append(
                 {
                     "name": name,
@@ -497,6 +616,11 @@ def main():
                         for k in ("loss", "aux_loss", "z_loss")
                         if theirs[0][k]
                     },
+                    **(
+                        {"prediction_loss": [[float(f"{x:.7g}") for x in step["prediction_loss"]] for step in theirs]}
+                        if "prediction_loss" in theirs[0]
+                        else {}
+                    ),
                 }
             )
     if args.write:

@@ -69,6 +69,12 @@ func TestTrainingFamilies(t *testing.T) { testTraining(t, "golden/families.json"
 // all samples of the step in one batch.
 func TestTrainingBalance(t *testing.T) { testTraining(t, "golden/balance.json", 2, "fp32", 1e-3) }
 
+// Layers of multi-token prediction, also with their own losses, by the formula in
+// docs/reference/models.md with transformers' decoder layers.
+func TestTrainingPredictions(t *testing.T) {
+	testTraining(t, "golden/predictions.json", 2, "fp32", 1e-3)
+}
+
 // testTraining compares losses in a precision with the losses of a golden file with this number of
 // runs. router is the relative tolerance of the losses of the router.
 func testTraining(t *testing.T, path string, runs int, precision string, router float64) {
@@ -82,6 +88,8 @@ func testTraining(t *testing.T, path string, runs int, precision string, router 
 			Loss  []float64
 			Aux   []float64 `json:"aux_loss"`
 			Z     []float64 `json:"z_loss"`
+
+			Predictions [][]float64 `json:"prediction_loss"` // of each step and layer
 		}
 	}
 	readGolden(t, path, &golden)
@@ -139,6 +147,8 @@ func testTraining(t *testing.T, path string, runs int, precision string, router 
 						Loss *float64
 						Aux  float64 `json:"aux_loss"`
 						Z    float64 `json:"z_loss"`
+
+						Predictions []float64 `json:"prediction_loss"`
 					}
 					if err := json.Unmarshal([]byte(line), &m); err != nil {
 						t.Fatal(err)
@@ -161,6 +171,19 @@ func testTraining(t *testing.T, path string, runs int, precision string, router 
 					compare("loss", *m.Loss, g.Loss, tolerance)
 					compare("load-balancing loss", m.Aux, g.Aux, router)
 					compare("z-loss", m.Z, g.Z, router)
+					var predictions []float64
+					if g.Predictions != nil {
+						predictions = g.Predictions[m.Step]
+					}
+					if len(m.Predictions) != len(predictions) {
+						t.Fatalf("%s: step %d: losses of multi-token prediction %v", g.Name, m.Step, m.Predictions)
+					}
+					for k, got := range m.Predictions {
+						if want := predictions[k]; !(math.Abs(got/want-1) <= tolerance) {
+							t.Fatalf("%s: step %d: loss of layer %d of multi-token prediction is %.7g, torch's %.7g",
+								g.Name, m.Step, k, got, want)
+						}
+					}
 					compared++
 				}
 				if compared != 200 || len(g.Loss) != 200 {
