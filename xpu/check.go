@@ -313,6 +313,14 @@ func CheckJoinLatent(l LatentHeads, dq, dk, dv Tensor) {
 	check(name, "dv", dv, Float32, h.Rows, h.KVHeads, h.Length, h.Size)
 }
 
+// CheckJitter panics unless the arguments of [Layers.Jitter] are valid.
+func CheckJitter(x Tensor, j Jitter) {
+	const name = "Jitter"
+	checkRank(name, "x", x, Float32, 2)
+	check(name, "x", x, Float32, x.shape[0], x.shape[1])
+	check(name, "Numbers", j.Numbers, Int32, x.shape[0])
+}
+
 // CheckCopyColumns panics unless the arguments of [Layers.CopyColumns] are valid.
 func CheckCopyColumns(dst, x Tensor) {
 	const name = "CopyColumns"

@@ -46,6 +46,10 @@ type Layers interface {
 	// skip, in ascending order of t for each row of dtable.
 	EmbedGrad(dtable, dx, ids Tensor, skip int32)
 
+	// Jitter multiplies the elements of x [T, width] by random numbers: element i of row t by
+	// j.Factor(Numbers[t], i), with the same bits on every device.
+	Jitter(x Tensor, j Jitter)
+
 	// Normalize writes the norm of the rows of x [T, width] to h. It sets the statistics of n, or
 	// with known uses the existing values.
 	Normalize(h, x Tensor, n Norm, known bool)
@@ -425,6 +429,30 @@ type RouterStats struct {
 	Counts  []int64   // [Experts] number of choices
 	LSE2    float64   // sum of the squared logsumexp; with Sigmoid 0
 	Entropy float64   // sum of the distribution's entropy, in nats
+}
+
+// A Jitter has random factors of the elements of rows, uniform from 1-Epsilon to 1+Epsilon.
+type Jitter struct {
+	Numbers Tensor // [T] of Int32: the number of each row, not negative
+	Epsilon float32
+	Seed    uint64
+}
+
+// Factor returns the factor of an element of a row with the given number. It depends on the seed,
+// the number and the index of the element alone: it is 1 + Epsilon·u for output number·2³² +
+// element of the random number generator SplitMix64 (Steele, Lea and Flood 2014) whose state is the
+// finalised seed. The highest 24 bits of the output are (u+1)·2²³.
+func (j Jitter) Factor(number int32, element int) float32 {
+	z := Mix64(Mix64(j.Seed) + (uint64(uint32(number))<<32+uint64(element)+1)*0x9e3779b97f4a7c15)
+	u := float32(z>>40)*0x1p-23 - 1 // exact
+	return 1 + float32(j.Epsilon*u)
+}
+
+// Mix64 is the finaliser of SplitMix64.
+func Mix64(z uint64) uint64 {
+	z = (z ^ z>>30) * 0xbf58476d1ce4e5b9
+	z = (z ^ z>>27) * 0x94d049bb133111eb
+	return z ^ z>>31
 }
 
 // CrossEntropy is a block of logits with their targets.

@@ -59,7 +59,7 @@ func drawTarget(weights []float32, seed, number uint64) int {
 	for _, x := range weights {
 		whole += float64(x)
 	}
-	left := whole * (float64(mix64(mix64(seed)+(number+1)*0x9e3779b97f4a7c15)>>11) / (1 << 53))
+	left := whole * (float64(xpu.Mix64(xpu.Mix64(seed)+(number+1)*0x9e3779b97f4a7c15)>>11) / (1 << 53))
 	sum, last := 0.0, 0
 	for i, x := range weights {
 		if x > 0 {
@@ -72,9 +72,16 @@ func drawTarget(weights []float32, seed, number uint64) int {
 	return last
 }
 
-// mix64 is the finaliser of SplitMix64.
-func mix64(z uint64) uint64 {
-	z = (z ^ z>>30) * 0xbf58476d1ce4e5b9
-	z = (z ^ z>>27) * 0x94d049bb133111eb
-	return z ^ z>>31
+// Jitter multiplies elements by random numbers; see [xpu.Layers].
+func (h *Host) Jitter(x xpu.Tensor, j xpu.Jitter) {
+	xpu.CheckJitter(x, j)
+	o := operands{dst: x.Floats(), ids: j.Numbers.Ints(), width: x.Dim(1), jitter: j}
+	h.split(x.Dim(0), o, func(t *task, _, lo, hi int) {
+		for i := lo; i < hi; i++ {
+			row := t.dst[i*t.width:][:t.width]
+			for k := range row {
+				row[k] *= t.jitter.Factor(t.ids[i], k)
+			}
+		}
+	})
 }

@@ -48,6 +48,7 @@ type operands struct {
 	projections     projections
 	latent          latent
 	columns         columns // of CopyColumns
+	jitter          xpu.Jitter
 	attention       attention
 	routing         routing
 	crossEntropy    crossEntropy

@@ -41,7 +41,7 @@ var families = []struct {
 	{"heads", headsFamily, Exact},
 	{"latent", latentFamily, Exact},
 	{"norm", normFamily, Exact},
-	{"embed", embedFamily, Exact},
+	{"embed", embedFamily, Exact}, {"jitter", jitterFamily, Exact},
 	{"router", routerFamily, Exact},
 	{"experts", expertsFamily, Exact},
 	{"biases, clamps and sinks", biasFamily, Exact},

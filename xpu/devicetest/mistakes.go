@@ -74,6 +74,8 @@ func mistakesFamily(t *testing.T, d xpu.Device, _ float64) {
 			run: func(p operands) { d.Embed(p.x[0], p.x[1], p.x[2]) }},
 		{name: "EmbedGrad", floats: [][]int{{-vocabulary, width}, {tokens, width}}, ints: [][]int{{tokens}},
 			run: func(p operands) { d.EmbedGrad(p.x[0], p.x[1], p.x[2], -1) }},
+		{name: "Jitter", floats: [][]int{{tokens, -width}}, ints: [][]int{{tokens}},
+			run: func(p operands) { d.Jitter(p.x[0], xpu.Jitter{Numbers: p.x[1], Epsilon: 0.1, Seed: 1}) }},
 		{name: "GatherRows", floats: [][]int{{pairs, width}, {-tokens, width}}, ints: [][]int{{pairs}},
 			run: func(p operands) { d.GatherRows(p.x[0], p.x[1], p.x[2]) }},
 		{name: "Normalize", floats: [][]int{{tokens}, {width}, {tokens, width}, {tokens, width}},

@@ -160,6 +160,9 @@ func (s step) elements(r *recorder) {
 	r.d.Embed(dst, table, ids)
 	r.d.EmbedGrad(table, dst, ids, 1)
 	r.keep("Embed, EmbedGrad", dst, table)
+
+	r.d.Jitter(dst, xpu.Jitter{Numbers: ids, Epsilon: 0.2, Seed: 7})
+	r.keep("Jitter", dst)
 }
 
 func (s step) norms(r *recorder) {

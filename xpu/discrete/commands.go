@@ -140,6 +140,13 @@ func (d *Device) JoinLatent(l xpu.LatentHeads, dq, dk, dv xpu.Tensor) {
 	}
 }
 
+// Jitter multiplies elements by random numbers; see [xpu.Layers].
+func (d *Device) Jitter(x xpu.Tensor, j xpu.Jitter) {
+	if d.works(reads{x, j.Numbers}, writes{x}) {
+		d.inner.Jitter(x, j)
+	}
+}
+
 // CopyColumns copies columns; see [xpu.Layers].
 func (d *Device) CopyColumns(dst, x xpu.Tensor) {
 	if d.works(reads{x}, writes{dst}) {

@@ -159,3 +159,17 @@ void draw_targets(MEMORY(int, targets), MEMORY(const float, logits), const int w
 		return;
 	}
 }
+
+// Rows. Multiplies element i of a row of x [rows, width] by 1 + epsilon * u, where the highest 24 bits of output
+// number * 2^32 + i of SplitMix64 are (u + 1) * 2^23.
+kernel void jitter(MEMORY(float, x), MEMORY(const int, numbers), const int width, const float epsilon, const ulong state)
+{
+	LOCATE(x), LOCATE(numbers);
+	const size_t row = get_group_id(0);
+	const ulong first = ((ulong)numbers[row] << 32) + 1;
+	for (int i = ITEM; i < width; i += GROUP) {
+		const ulong z = mix64(state + (first + i) * 0x9e3779b97f4a7c15ul);
+		const float u = (float)(uint)(z >> 40) * 0x1p-23f - 1;
+		x[row * width + i] *= 1 + epsilon * u;
+	}
+}

@@ -18,7 +18,7 @@ func (d *Device) CrossEntropy(x xpu.CrossEntropy) {
 	defer c.end()
 	logits := c.reads(x.Logits)
 	if x.Sample {
-		c.launch("draw_targets", c.rows(n), c.writes(x.Targets), logits, integer(width), unsigned(mix64(x.Seed)),
+		c.launch("draw_targets", c.rows(n), c.writes(x.Targets), logits, integer(width), unsigned(xpu.Mix64(x.Seed)),
 			unsigned(x.First))
 	}
 	if x.Scale != 0 {
@@ -32,9 +32,14 @@ func (d *Device) CrossEntropy(x xpu.CrossEntropy) {
 	c.launch("cross_entropy", c.rows(n), loss, logits, c.reads(x.Targets), integer(width), number(x.Scale))
 }
 
-// mix64 is the finaliser of SplitMix64.
-func mix64(z uint64) uint64 {
-	z = (z ^ z>>30) * 0xbf58476d1ce4e5b9
-	z = (z ^ z>>27) * 0x94d049bb133111eb
-	return z ^ z>>31
+// Jitter multiplies elements by random numbers; see [xpu.Layers].
+func (d *Device) Jitter(x xpu.Tensor, j xpu.Jitter) {
+	xpu.CheckJitter(x, j)
+	if x.Dim(0) == 0 {
+		return
+	}
+	c := d.begin()
+	defer c.end()
+	c.launch("jitter", c.rows(x.Dim(0)), c.writes(x), c.reads(j.Numbers), integer(x.Dim(1)),
+		number(float64(j.Epsilon)), unsigned(xpu.Mix64(j.Seed)))
 }
