@@ -3,6 +3,7 @@ package moe
 import (
 	"context"
 	"fmt"
+	"math"
 	"slices"
 
 	"mula/xpu/comm"
@@ -26,6 +27,17 @@ type Batch struct {
 	// targets have loss 0 and no gradient. Their tokens are still inputs: routers choose experts
 	// for them, and the router losses include them.
 	Counted []bool
+
+	// Jitter selects the noise of [Config.RouterJitter]; the zero value means none, as in
+	// evaluation.
+	Jitter BatchJitter
+}
+
+// A BatchJitter selects the noise of a batch.
+type BatchJitter struct {
+	On    bool
+	Seed  uint64 // of the step
+	First int64  // number of the first input of the batch in the step, in the order of rows
 }
 
 // check returns an error if a model of configuration c cannot process the batch. With expert
@@ -63,6 +75,10 @@ func (b Batch) check(c Config, p Parallel) error {
 	if n := len(b.Counted); n > 0 && n != inputs {
 		return fmt.Errorf("batch of %d rows of %d tokens has %d Counted values; set one for each target or none",
 			b.Rows, b.SequenceLength, n)
+	}
+	if first := b.Jitter.First; c.jitters(b) && (first < 0 || first > math.MaxInt32-int64(inputs)) {
+		return fmt.Errorf("the noise of a batch of %d inputs that are number %d and later in their step; numbers must "+
+			"be below 2^31", inputs, first)
 	}
 	for i, begin := range b.Begin {
 		place, before := i%b.SequenceLength, int32(0)

@@ -67,6 +67,9 @@ type Config struct {
 	Groups       int     `yaml:"n_group,omitempty"`
 	TopGroups    int     `yaml:"topk_group,omitempty"`
 	RoutingScale float64 `yaml:"routed_scaling_factor,omitempty"` // of routing weights; 0 means 1
+	// in training, the inputs of layers with experts have noise; see jitter.go. Only [Mixtral] has
+	// it in config.json
+	RouterJitter float64 `yaml:"router_jitter_noise,omitempty"`
 	// latent attention; see latent.go
 	QueryRank      int  `yaml:"q_lora_rank,omitempty"` // 0: queries without latent
 	KVRank         int  `yaml:"kv_lora_rank,omitempty"`
@@ -213,6 +216,9 @@ func (c Config) Validate() error {
 		return err
 	}
 	if err := c.validatePredictions(bad); err != nil {
+		return err
+	}
+	if err := c.validateJitter(bad); err != nil {
 		return err
 	}
 	if f.rms && !(c.NormEps > 0 && c.NormEps < 1) {

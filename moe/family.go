@@ -53,6 +53,7 @@ type family struct {
 	transposed      bool      // files have the experts in the form of transposed.go
 
 	noAuxCoef   bool // without the field router_aux_loss_coef
+	jitterField bool // has the field router_jitter_noise
 	shared      sharedParts
 	expertWidth string // field of the width of an expert; "": intermediate_size
 	expertCount string // field of the number of experts; "": num_experts

@@ -171,6 +171,7 @@ func (expertBlock) grad(_ context.Context, m *Model, l *layer, st *saved, number
 // norm. out may alias x0.
 func (m *Model) feedForward(ctx context.Context, l *layer, st *saved, number int, out xpu.Tensor) error {
 	m.blockInput(m.ws.h, st.x1, m.norm2(l, st), false)
+	m.jitter(l, number, m.ws.h)
 	shared := m.sharedNetwork(l, st)
 	if l.hasShared() { // before the block, which may overwrite ws.h
 		if err := m.scoreShared(ctx, l, st); err != nil {
@@ -217,6 +218,7 @@ func (m *Model) feedForwardGrad(ctx context.Context, l *layer, st *saved, number
 			return err
 		}
 	}
+	m.jitter(l, number, m.ws.dh)
 	m.blockInputGrad(st.x1, m.norm2(l, st), l.norm2.g)
 	return nil
 }

@@ -133,6 +133,9 @@ func writeConfigJSON(w io.Writer, c Config, dtype safetensors.DType, predictionL
 		if fields["output_router_logits"] = false; !family.noAuxCoef {
 			fields["router_aux_loss_coef"] = fraction(c.RouterAuxLossCoef)
 		}
+		if family.jitterField {
+			fields["router_jitter_noise"] = fraction(c.RouterJitter)
+		}
 		c.routerFields(fields)
 		c.sharedFields(fields)
 		if !family.renormalized && family.router.groups != largest {
@@ -461,6 +464,9 @@ func (f *hfFields) config() (c Config) {
 	c.RopeTheta, c.RopeScaling = r.theta, r.scaling
 	if r.part != 1 { // complete heads
 		c.RotaryPart = r.part
+	}
+	if family.jitterField {
+		f.optional("router_jitter_noise", &c.RouterJitter)
 	}
 	if name := family.predictionLayers; name != "" {
 		n := 0

@@ -247,6 +247,7 @@ func (m *Model) take(slot int, batch Batch, train, predict bool) error {
 		shape.predictions = len(m.predictions)
 		shape.layers += shape.predictions
 	}
+	shape.jitter = m.cfg.jitters(batch)
 	if err := m.recompute.validate(); err != nil {
 		return err
 	}
@@ -380,6 +381,7 @@ func (m *Model) embedTokens(token func(i int) uint32) {
 func (m *Model) decode(ctx context.Context, end xpu.Tensor, target func(l int) kvTarget) error {
 	w := &m.ws
 	m.writeFirstKeys()
+	m.writeNumbers()
 	if w.row0.Present() {
 		zeros := room(&w.ints, w.row0.Elements())
 		clear(zeros)

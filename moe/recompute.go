@@ -69,6 +69,7 @@ func (m *Model) restore(ctx context.Context, l *layer, st *saved, number int, fr
 	} else {
 		m.blockInput(w.h, st.x1, m.norm2(l, st), true)
 	}
+	m.jitter(l, number, w.h)
 	switch {
 	case fresh:
 		return nil

@@ -330,6 +330,13 @@ func (r *reference) losses(b Batch) losses {
 			}
 			for t := range x {
 				in := before(layer+"post_attention_layernorm.weight", x[t])
+				if b.Jitter.On && c.HasExperts(l) {
+					j := xpu.Jitter{Epsilon: float32(c.RouterJitter), Seed: xpu.Mix64(b.Jitter.Seed + uint64(l))}
+					in = slices.Clone(in)
+					for i := range in {
+						in[i] *= float64(j.Factor(int32(b.Jitter.First)+int32(row*b.SequenceLength+t), i))
+					}
+				}
 				if c.Dense() || c.DenseLayers.Has(l) {
 					addTo(x[t], behind(layer+"post_feedforward_layernorm.weight", r.mlp(layer+"mlp.", in)), 1)
 					continue

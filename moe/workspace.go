@@ -47,6 +47,7 @@ type passShape struct {
 	last        bool      // this stage has the final norm and the head
 	elsewhere   bool      // expert rows are not this rank's tokens: a dispatch has their buffers
 	documents   bool      // attention stays within documents
+	jitter      bool      // the inputs of layers with experts have noise
 	rounded     xpu.DType // of the activations that SetActivations names
 }
 
@@ -104,9 +105,11 @@ type flight struct {
 	row0  xpu.Tensor // [T'] zeros: each token's row of a bias, a table of one row
 	order xpu.Tensor // [T] 0, 1, and so on: each token's row, if shared experts have a gate
 	keys  firstKeys
-	xL    xpu.Tensor // [T, H] output of the last layer that is not of multi-token prediction
-	meanL xpu.Tensor // [T]
-	rstdL xpu.Tensor // [T]
+	// [T] number of each input in the step; absent without noise
+	numbers xpu.Tensor
+	xL      xpu.Tensor // [T, H] output of the last layer that is not of multi-token prediction
+	meanL   xpu.Tensor // [T]
+	rstdL   xpu.Tensor // [T]
 
 	predicted []predictedTokens // of each layer of multi-token prediction of the pass
 
@@ -291,6 +294,9 @@ func (f *flight) cut(c Config, p passShape, a *arena) {
 		f.order = a.i32(t)
 	}
 	f.keys.cut(c, p, a)
+	if f.numbers = (xpu.Tensor{}); p.jitter {
+		f.numbers = a.i32(t)
+	}
 	if p.last {
 		f.xL, f.rstdL = a.f32(t, h), a.f32(t)
 		if !c.family().rms {
@@ -449,6 +455,7 @@ type Pass struct {
 	Recompute      Recompute // empty means RecomputeNone
 	Activations    xpu.DType // see [Model.SetActivations]
 	Documents      bool      // attention is restricted to documents; see [Batch]
+	Jitter         bool      // batches have [Batch.Jitter], as in training
 	LogitsTokens   int       // of the device, see [LogitsTokens]; 0 means a processor's
 
 	Shape    comm.Shape // of the mesh; the zero value is one rank
@@ -473,7 +480,8 @@ func (c Config) Memory(p Pass) Memory {
 	ranks, parts := cp*tensor, c.sequenceParts(cp, tensor)
 	c = c.sliced(tensor)
 	shape := passShape{rows: p.Rows, s: p.SequenceLength / ranks, ranks: ranks, tensor: tensor, parts: parts,
-		train: true, recompute: p.Recompute, elsewhere: experts > 1, documents: p.Documents, rounded: p.Activations}
+		train: true, recompute: p.Recompute, elsewhere: experts > 1, documents: p.Documents,
+		jitter: p.Jitter && c.RouterJitter > 0, rounded: p.Activations}
 	logits := p.LogitsTokens
 	if logits == 0 {
 		logits = LogitsTokens(c.VocabSize, 0, 0)

@@ -865,7 +865,8 @@ func (r *run) sumGradients(ctx context.Context, options moe.BackwardOptions,
 	r.pipeline.TakeNonFinite(nil)
 	step := pipeline.Step{Number: r.state.Step, Rows: &r.batch.rows, MicroBatch: r.config.MicroBatchSize,
 		Passes: r.batch.passes,
-		Before: r.batch.before, Position: func(row int) int64 { return r.batch.origins[row].Position }}
+		Before: r.batch.before, JitterSeed: stepSeed(r.config.Seed+jitterSeeds, r.state.Step),
+		Position: func(row int) int64 { return r.batch.origins[row].Position }}
 	if options.Loss.Aux == moe.AuxGlobal {
 		step.SumCounts, step.MostPasses = r.sumCounts, r.batch.mostPasses
 	}
@@ -978,7 +979,7 @@ func (r *run) checkReplicas(ctx context.Context, compare bool) error {
 // fault, the next step reports an error.
 func (r *run) curvature(ctx context.Context, tokens, targets int64, limit float64) error {
 	options := moe.BackwardOptions{Targets: targets, Tokens: tokens, SampleTargets: true,
-		SampleSeed: curvatureSeed(r.config.Seed, r.state.Step)}
+		SampleSeed: stepSeed(r.config.Seed, r.state.Step)}
 	if err := r.sumGradients(ctx, options, func([]votes.Row, moe.Stats) {}); err != nil {
 		return fmt.Errorf("curvature estimate: %w", err)
 	}
@@ -994,8 +995,12 @@ func (r *run) curvature(ctx context.Context, tokens, targets int64, limit float6
 	return nil
 }
 
-// curvatureSeed returns the seed for drawing targets after a step. seed is the seed of the run.
-func curvatureSeed(seed uint64, step int64) uint64 {
+// jitterSeeds is added to the seed of a run for the noise of routers.
+const jitterSeeds = 0x6a09e667f3bcc908
+
+// stepSeed returns the seed for random numbers of a step. seed is the seed of the run, for drawing
+// targets after the step.
+func stepSeed(seed uint64, step int64) uint64 {
 	var generator rand.PCG
 	generator.Seed(seed, uint64(step))
 	return generator.Uint64()

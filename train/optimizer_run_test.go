@@ -220,7 +220,7 @@ func TestSophiaGTargets(t *testing.T) {
 	seeds := map[uint64]bool{}
 	for seed := range uint64(3) {
 		for step := range int64(3) {
-			seeds[curvatureSeed(seed, step)] = true
+			seeds[stepSeed(seed, step)] = true
 		}
 	}
 	if len(seeds) != 9 {

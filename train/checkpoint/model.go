@@ -199,6 +199,9 @@ func (m ModelDir) CheckConfig(want moe.Config) error {
 		return err
 	}
 	model.PredictionLayers = want.PredictionLayers
+	if !model.HasJitterField() { // also a setting of training
+		model.RouterJitter = want.RouterJitter
+	}
 	if differences := differentFields(model, want); differences != nil {
 		return fmt.Errorf("%s is a different model than train.yaml describes: %s; write its values under model",
 			m.Dir, strings.Join(differences, ", "))

@@ -74,8 +74,8 @@ func StageMemory(c moe.Config, l Layout, t Trainer, i int) Memory {
 		m.HostOnly = sums + t.HostScratch + m.Checkpoint + m.Snapshots
 		pass := c.Memory(moe.Pass{Rows: l.microBatch(), SequenceLength: l.SequenceLength,
 			SequenceRanks: l.sequenceRanks(), Recompute: l.Recompute, Activations: l.Activations,
-			Documents: l.Documents, LogitsTokens: l.LogitsTokens, Shape: l.Shape, Dispatch: l.Dispatch, Stage: i,
-			VirtualStages: l.VirtualStages, InFlight: inFlight})
+			Documents: l.Documents, Jitter: true, LogitsTokens: l.LogitsTokens, Shape: l.Shape,
+			Dispatch: l.Dispatch, Stage: i, VirtualStages: l.VirtualStages, InFlight: inFlight})
 		m.Activations, m.HostOnly = pass.Buffers, m.HostOnly+pass.OnHost
 		return m
 	}

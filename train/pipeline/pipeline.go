@@ -186,9 +186,10 @@ type Step struct {
 	Number     int64 // of the step
 	Rows       *samples.Rows
 	Position   func(row int) int64
-	MicroBatch int   // rows of a micro-batch
-	Passes     int   // backward passes; may exceed the number of micro-batches
-	Before     int64 // number of rows of lower ranks
+	MicroBatch int    // rows of a micro-batch
+	Passes     int    // backward passes; may exceed the number of micro-batches
+	Before     int64  // number of rows of lower ranks
+	JitterSeed uint64 // of the noise of the model's routers
 	// called in the last pass when the gradients of a bucket are complete; may be nil
 	Done func(bucket int)
 
@@ -203,14 +204,20 @@ type Step struct {
 func (s Step) batch(number int) (first, end int, batch moe.Batch) {
 	first = min(number*s.MicroBatch, s.Rows.Len())
 	end = min(first+s.MicroBatch, s.Rows.Len())
-	return first, end, s.Rows.Batch(first, end)
+	batch = s.Rows.Batch(first, end)
+	batch.Jitter = moe.BatchJitter{On: true, Seed: s.JitterSeed, First: s.firstInput(first)}
+	return first, end, batch
 }
+
+// firstInput returns the number of the first input of a row of this rank, in the order of the rows
+// of all ranks.
+func (s Step) firstInput(row int) int64 { return (s.Before + int64(row)) * int64(s.Rows.Length) }
 
 // setPass sets the options of the backward pass of a micro-batch that starts at row first. The
 // first micro-batch of a group of layers sets its gradients, and the last completes its buckets.
 func (s Step) setPass(number, first int, options *moe.BackwardOptions) {
 	options.First = number == 0
-	options.FirstTarget = (s.Before + int64(first)) * int64(s.Rows.Length)
+	options.FirstTarget = s.firstInput(first)
 	if options.Done = nil; number == s.Passes-1 {
 		options.Done = s.Done
 	}

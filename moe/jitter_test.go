@@ -1,0 +1,178 @@
+package moe
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"testing"
+
+	"mula/xpu"
+	"mula/xpu/comm"
+	"mula/xpu/cpu"
+	"mula/xpu/discrete"
+)
+
+// noisy returns a family's model with noise, and a batch of its training.
+func noisy(t testing.TB, name string) (Config, Batch) {
+	c := gradientCases(t)[name]
+	c.RouterJitter = 0.3
+	b := randomBatch(c, 2, 12, 4)
+	for i := range b.Tokens {
+		if int(b.Tokens[i]) == c.PadTokenID {
+			b.Tokens[i]++
+		}
+	}
+	b.Jitter = BatchJitter{On: true, Seed: 11, First: 1000}
+	return c, b
+}
+
+// Losses and gradients are the reference's with the same noise on the input of the router and of
+// the experts: before or without a norm, with shared experts, and with a layer without experts.
+func TestJitterAgainstReference(t *testing.T) {
+	const step = 1e-6
+	for _, name := range []string{"qwen3_moe", "flex_olmo", "deepseek_v3", "dense layer"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c, batch := noisy(t, name)
+			m := newModel(t, c, 1)
+			randomize(m, 3)
+			stats, err := m.Backward(t.Context(), batch, BackwardOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			ref := newReference(m)
+			base := ref.losses(batch)
+			if got := stats.Loss / float64(stats.Targets); math.Abs(got-base.ce) > 1e-6*base.ce {
+				t.Errorf("loss %v, want %v", got, base.ce)
+			}
+			for _, p := range m.Parameters() {
+				if !strings.HasSuffix(p.Name, "norm.weight") && !strings.HasSuffix(p.Name, "gate.weight") &&
+					!strings.HasSuffix(p.Name, "o_proj.weight") && !strings.Contains(p.Name, ".experts.1.") {
+					continue
+				}
+				norm := 0.0
+				for _, g := range p.Grad.Floats() {
+					norm += float64(g) * float64(g)
+				}
+				norm = math.Sqrt(norm)
+				if norm < 1e-6 {
+					continue
+				}
+				move := func(by float64) losses {
+					for j, g := range p.Grad.Floats() {
+						ref.weights[p.Name][j] = float64(p.Weight.Floats()[j]) + by*float64(g)/norm
+					}
+					return ref.losses(batch)
+				}
+				up, down := move(step), move(-step)
+				move(0)
+				if !slices.Equal(up.chosen, base.chosen) || !slices.Equal(down.chosen, base.chosen) {
+					t.Fatalf("%s: the step changes the routing; choose another seed", p.Name)
+				}
+				if got := (up.ce - down.ce) / (2 * step); math.Abs(got-norm) > 1e-4*norm {
+					t.Errorf("the gradient of %s has norm %v, the derivative along it is %v", p.Name, norm, got)
+				}
+			}
+		})
+	}
+}
+
+// The noise does not depend on recomputation, devices, micro-batches and ranks, and is none without
+// a seed.
+func TestJitterBits(t *testing.T) {
+	c, batch := noisy(t, "deepseek_v3")
+	var want []float32
+	for i, dev := range []xpu.Device{cpu.New(1, xpu.FP32), cpu.New(3, xpu.FP32), discrete.New(cpu.New(2, xpu.FP32))} {
+		t.Cleanup(dev.Close)
+		m := newModelOn(t, dev, c)
+		randomize(m, 1)
+		for _, level := range levels {
+			m.SetRecompute(level)
+			m.ZeroGradients()
+			if _, err := m.Backward(t.Context(), batch, BackwardOptions{Loss: fullLoss(c)}); err != nil {
+				t.Fatal(err)
+			}
+			var all []float32
+			for _, b := range m.Buckets() {
+				all = append(all, numbers(t, m, b.Grad)...)
+			}
+			if want == nil {
+				want = all
+			}
+			if !slices.Equal(all, want) {
+				t.Errorf("device %d, %s: other bits", i, level)
+			}
+		}
+	}
+
+	whole := newModel(t, c, 2)
+	randomize(whole, 1)
+	quiet := batch
+	quiet.Jitter = BatchJitter{}
+	loss := func(b Batch) float64 {
+		stats, err := whole.Forward(t.Context(), b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return stats.Loss
+	}
+	none := c
+	none.RouterJitter = 0
+	same := newModel(t, none, 2)
+	randomize(same, 1)
+	plain, err := same.Forward(t.Context(), batch)
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := batch
+	other.Jitter = BatchJitter{On: true, Seed: 12, First: 1000}
+	if a, b := loss(quiet), loss(batch); a != plain.Loss || a == b || b == loss(other) || b != loss(batch) {
+		t.Errorf("losses %v without noise, %v with noise", a, b)
+	}
+
+	// of ranks and micro-batches
+	opts := BackwardOptions{Targets: int64(batch.targets()), Tokens: int64(batch.Rows * batch.SequenceLength)}
+	whole.ZeroGradients()
+	if _, err := whole.Backward(t.Context(), batch, opts); err != nil {
+		t.Fatal(err)
+	}
+	for _, cp := range []int{1, 2} {
+		shape := comm.NewShape(map[comm.Axes]int{comm.EP: 2, comm.TP: 2 / cp, comm.ExpertDP: cp})
+		g := newTensorRanks(t, func() xpu.Device { return cpu.New(1, xpu.FP32) }, c, shape, cp)
+		n := cp * 2 / cp
+		rows := share(batch, slices.Repeat([]int{1}, 2))
+		var batches []Batch
+		for r := range shape.Ranks() {
+			b := rows[r/n]
+			b.Jitter = BatchJitter{On: true, Seed: 11, First: 1000 + int64(r/n*batch.SequenceLength)}
+			batches = append(batches, b)
+		}
+		for _, m := range g.models {
+			for _, p := range m.params {
+				m.dev.Write(p.Weight, sliceOf(p, byName(whole, p.Name).Weight.Floats()))
+			}
+		}
+		g.backward(t, batches, opts)
+		compareSlices(t, g, whole, 1e-5)
+	}
+}
+
+// Noise of a dense model, beyond its bounds, and with numbers that are too large is refused.
+func TestJitterRefuses(t *testing.T) {
+	for _, noise := range []float64{-0.1, 1, math.NaN()} {
+		c, _ := noisy(t, "gqa")
+		if c.RouterJitter = noise; c.Validate() == nil {
+			t.Errorf("noise of %v is valid", noise)
+		}
+	}
+	c := gradientCases(t)["dense"]
+	if c.RouterJitter = 0.1; c.Validate() == nil || !strings.Contains(fmt.Sprint(c.Validate()), "router_jitter_noise") {
+		t.Errorf("dense: %v", c.Validate())
+	}
+	c, batch := noisy(t, "gqa")
+	batch.Jitter.First = math.MaxInt32
+	if _, err := newModel(t, c, 1).Backward(t.Context(), batch, BackwardOptions{}); err == nil {
+		t.Error("numbers of 2^31 were accepted")
+	}
+}
