@@ -106,7 +106,7 @@ func TestWarnSlow(t *testing.T) {
 	r := &run{options: Options{Warn: func(text string) { warnings = append(warnings, text) }}}
 	beats := filepath.Join(t.TempDir(), "heartbeat")
 	var err error
-	if r.history.heartbeat, err = record.NewHeartbeat(filesystem.OS{}, beats); err != nil {
+	if r.history.heartbeat, err = record.NewHeartbeat(filesystem.OS{}, beats, 0); err != nil {
 		t.Fatal(err)
 	}
 	for i, step := range []struct {

@@ -27,7 +27,7 @@ func runLocal(ctx context.Context, config Config, options Options) (Result, erro
 	results, errs := make([]Result, n), make([]error, n)
 	run := func(rank int, link comm.Transport) {
 		o := options // only the first rank calls its functions
-		o.World, o.ranksHere = comm.New(link), n
+		o.World, o.ranksHere, o.Kept = comm.New(link), n, nil
 		results[rank], errs[rank] = Run(ctx, config, o)
 		if errs[rank] == nil {
 			errs[rank] = o.World.Barrier(ctx)

@@ -71,6 +71,14 @@ type Options struct {
 	// directory. All ranks must see that directory.
 	World *comm.Comm
 
+	// Kept has what an earlier call of Run in this process has kept, and gets it back if this call
+	// loses another rank. Nil: nothing is kept.
+	Kept *Kept
+
+	// Generation is the number of earlier groups of ranks in this attempt of mula launch, for the
+	// heartbeat.
+	Generation int
+
 	// BeforeSum is called by every rank before its gradients of a bucket are added to the other
 	// ranks' gradients. Tests inject faults there. It may be called from several goroutines.
 	BeforeSum func(rank int, step int64, bucket moe.Bucket) error
@@ -169,7 +177,7 @@ func Run(ctx context.Context, config Config, options Options) (result Result, er
 	if !r.leads() {
 		r.options.Report, r.options.Progress, r.options.Warn = nil, nil, nil
 	}
-	defer r.close()
+	defer func() { r.close(ctx.Err() != nil || errors.Is(err, comm.ErrPeerLost)) }()
 	ctx, waits := comm.CountWaits(ctx)
 	r.clock = newClock(waits)
 	defer func() {
@@ -216,6 +224,7 @@ type run struct {
 	dir     *rundir.Dir
 	ranks   *group.Group
 	device  xpu.Device
+	opened  openedDevice // describes device
 
 	start   start
 	state   checkpoint.State // state for a checkpoint at this moment
@@ -307,7 +316,8 @@ func (r *run) begin(ctx context.Context) (*checkpoint.Checkpoint, error) {
 	// only when they need it.
 	var err error
 	if r.leads() {
-		r.history.heartbeat, err = record.NewHeartbeat(filesystem.Default(r.options.files), r.options.heartbeatPath())
+		r.history.heartbeat, err = record.NewHeartbeat(filesystem.Default(r.options.files), r.options.heartbeatPath(),
+			r.options.Generation)
 		if err == nil {
 			err = r.open(ctx)
 		}
@@ -360,7 +370,7 @@ func (r *run) begin(ctx context.Context) (*checkpoint.Checkpoint, error) {
 // opens the records at the checkpoint's position.
 func (r *run) prepare(ctx context.Context, saved *checkpoint.Checkpoint) error {
 	err := r.observe(ctx)
-	if err == nil && r.leads() {
+	if err == nil && r.leads() && r.start.peak == 0 {
 		err = r.measure(ctx)
 	}
 	if err == nil {
@@ -887,13 +897,15 @@ func (r *run) sumGradients(ctx context.Context, options moe.BackwardOptions,
 	for bucket := len(r.batch.pending); bucket < len(r.model.Buckets()); bucket++ {
 		r.reduce(ctx, bucket)
 	}
-	for _, p := range r.batch.pending {
+	for i, p := range r.batch.pending {
 		if err := p.Wait(); err != nil {
+			r.batch.pending = r.batch.pending[i:]
 			return &collective.BrokenError{Err: errors.Join(failed,
 				fmt.Errorf("step %d: summing gradients: %w", r.state.Step, err))}
 		}
 		p.transfers.Join()
 	}
+	r.batch.pending = r.batch.pending[:0]
 	return failed
 }
 
@@ -1126,8 +1138,9 @@ func (r *run) saved(ctx context.Context, saved checkpoint.State) string {
 	return path
 }
 
-// close closes everything that begin and prepare have opened.
-func (r *run) close() {
+// close closes everything that begin and prepare have opened. If the run has lost another rank, it
+// leaves the plan and the device to the next call of Run.
+func (r *run) close(lost bool) {
 	for _, o := range slices.Backward(r.observers) {
 		o.close()
 	}
@@ -1135,6 +1148,9 @@ func (r *run) close() {
 		r.saving.Close()
 	}
 	r.ranks.Close() // ends communication before the device that it uses
+	if r.options.Kept != nil && lost {
+		r.keep()
+	}
 	if r.device != nil {
 		r.device.Close()
 	}

@@ -76,7 +76,7 @@ func reload(t testing.TB, c Config) string {
 		}
 		defer ranks.Close()
 		r := &run{config: c, options: Options{World: world, files: files}, ranks: ranks, history: history{saved: -1}}
-		defer r.close()
+		defer r.close(false)
 		saved, err := r.begin(ctx)
 		if err != nil {
 			return err

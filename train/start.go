@@ -27,32 +27,14 @@ import (
 )
 
 // open opens the data and the device, and on the first rank the run directory and the tokenizer.
-func (r *run) open(ctx context.Context) error {
-	plan, err := r.config.ReadPlan()
-	if err != nil {
-		return err
+func (r *run) open(ctx context.Context) (err error) {
+	r.takeKept()
+	if r.data == nil {
+		if err := r.openData(ctx); err != nil {
+			return err
+		}
 	}
-	options := blend.OpenOptions{Waiting: func(message string) { r.warn("%s", message) }, Reverify: -1}
-	if s := r.config.ReverifySeconds; s > 0 {
-		options.Reverify = time.Duration(s) * time.Second
-	}
-	if options.Verify, err = verifier.Parse(r.config.Verify); err != nil {
-		return err
-	}
-	if v := options.Verify; v != nil && r.options.ranksHere > 1 && !r.leads() {
-		options.Verify = nil // the first rank verifies for all ranks in this process
-	} else if v != nil && r.options.ranksHere <= 1 {
-		v.Rank, v.World = r.ranks.Rank(), r.ranks.Ranks()
-	}
-	options.Unsurveyed = !r.leads() // the first rank looks at all shards
-	if r.data, err = blend.Open(ctx, plan, options); err != nil {
-		return err
-	}
-	if plan.Provisional() && r.leads() && (options.Verify == nil || !options.Verify.Complete) {
-		r.warn("%s is provisional: shards without a manifest were sampled, not hashed. Complete it with `mula blend "+
-			"--complete %s`, now or later, or with `verify: complete`; the run resumes with the complete plan",
-			r.config.Plan, r.config.Plan)
-	}
+	plan := r.data.Plan
 	if r.config, err = r.config.resolve(plan); err != nil {
 		return err
 	}
@@ -80,6 +62,36 @@ func (r *run) open(ctx context.Context) error {
 	return nil
 }
 
+// openData opens the plan.
+func (r *run) openData(ctx context.Context) error {
+	plan, err := r.config.ReadPlan()
+	if err != nil {
+		return err
+	}
+	options := blend.OpenOptions{Waiting: func(message string) { r.warn("%s", message) }, Reverify: -1}
+	if s := r.config.ReverifySeconds; s > 0 {
+		options.Reverify = time.Duration(s) * time.Second
+	}
+	if options.Verify, err = verifier.Parse(r.config.Verify); err != nil {
+		return err
+	}
+	if v := options.Verify; v != nil && r.options.ranksHere > 1 && !r.leads() {
+		options.Verify = nil // the first rank verifies for all ranks in this process
+	} else if v != nil && r.options.ranksHere <= 1 {
+		v.Rank, v.World = r.ranks.Rank(), r.ranks.Ranks()
+	}
+	options.Unsurveyed = !r.leads() // the first rank looks at all shards
+	if r.data, err = blend.Open(ctx, plan, options); err != nil {
+		return err
+	}
+	if plan.Provisional() && r.leads() && (options.Verify == nil || !options.Verify.Complete) {
+		r.warn("%s is provisional: shards without a manifest were sampled, not hashed. Complete it with `mula blend "+
+			"--complete %s`, now or later, or with `verify: complete`; the run resumes with the complete plan",
+			r.config.Plan, r.config.Plan)
+	}
+	return nil
+}
+
 // openDevice opens the device that the first rank has chosen. It fails if the device has too little
 // memory.
 func (r *run) openDevice(ctx context.Context) (err error) {
@@ -87,6 +99,9 @@ func (r *run) openDevice(ctx context.Context) (err error) {
 	options := devices.Options{Threads: r.ranks.Threads(r.config.Threads, r.options.ranksHere),
 		Precision: r.config.Precision,
 		Number:    number, Ranks: onHost}
+	if r.takeDevice(options) {
+		return r.fitsDevice()
+	}
 	sharing := onHost
 	if f := r.options.newDevice; f != nil {
 		r.device, err = f(r.ranks.Rank(), options.Threads, options.Precision)
@@ -101,7 +116,13 @@ func (r *run) openDevice(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	return summarize(r.config, r.data.Plan, r.device).fitsDevice(r.device.Capacity(), sharing)
+	r.opened = openedDevice{options, sharing}
+	return r.fitsDevice()
+}
+
+// fitsDevice returns an error if the run needs more than the memory of its device.
+func (r *run) fitsDevice() error {
+	return summarize(r.config, r.data.Plan, r.device).fitsDevice(r.device.Capacity(), r.opened.sharing)
 }
 
 // readTokenizer reads the tokenizer.json for checkpoints and compares it with the plan's tokenizer.

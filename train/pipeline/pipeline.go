@@ -64,6 +64,16 @@ func New(mesh *comm.Mesh, back *comm.Comm, m *moe.Model, sequenceLength int) (*P
 	return p, errors.Join(errs[:]...)
 }
 
+// Free releases the pipeline's device memory. The pipeline is unusable afterwards.
+func (p *Pipeline) Free() {
+	for _, r := range []*relay{&p.in, &p.out} {
+		if r.memory.Present() {
+			p.device.Release(r.memory)
+			r.memory = xpu.Tensor{}
+		}
+	}
+}
+
 // Last reports whether this stage has the losses.
 func (p *Pipeline) Last() bool { return p.group.Rank() == p.group.Size()-1 }
 

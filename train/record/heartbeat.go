@@ -45,6 +45,8 @@ type Heartbeat struct {
 	Ended   Ended             `json:"ended"`
 	Slow    *int              `json:"slow,omitempty"` // the slowest of the slow ranks of the last step; nil: none
 	Spent   map[Section]Spent `json:"spent"`
+	// of the group of ranks: the number of times that hot spares have replaced ranks of the attempt
+	Generation int `json:"generation,omitempty"`
 }
 
 // Ended is the reason for the end of a run. The exit code of mpiexec is less precise.
@@ -108,12 +110,13 @@ type HeartbeatWriter struct {
 }
 
 // NewHeartbeat starts with the section setup. path is the value of [HeartbeatVariable]. If it
-// is "", NewHeartbeat returns nil. Rank 0 calls it before anything else.
-func NewHeartbeat(fsys filesystem.FS, path string) (*HeartbeatWriter, error) {
+// is "", NewHeartbeat returns nil. generation is the group's. Rank 0 calls it before anything else.
+func NewHeartbeat(fsys filesystem.FS, path string, generation int) (*HeartbeatWriter, error) {
 	if path == "" {
 		return nil, nil
 	}
-	h := &HeartbeatWriter{fsys: fsys, path: path, now: time.Now, last: Heartbeat{PID: os.Getpid(), From: -1}}
+	h := &HeartbeatWriter{fsys: fsys, path: path, now: time.Now,
+		last: Heartbeat{PID: os.Getpid(), From: -1, Generation: generation}}
 	if err := h.write(SectionSetup, 0); err != nil {
 		return nil, fmt.Errorf("%s: %w", HeartbeatVariable, err)
 	}
@@ -191,6 +194,10 @@ func (h *HeartbeatWriter) encode() []byte {
 	if h.last.Slow != nil {
 		b = append(b, `,"slow":`...)
 		b = strconv.AppendInt(b, int64(*h.last.Slow), 10)
+	}
+	if h.last.Generation > 0 {
+		b = append(b, `,"generation":`...)
+		b = strconv.AppendInt(b, int64(h.last.Generation), 10)
 	}
 	b = append(b, `,"spent":{`...)
 	for i, section := range Sections {

@@ -20,7 +20,7 @@ import (
 func TestHeartbeat(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "heartbeat")
 	t.Setenv(HeartbeatVariable, path)
-	h, err := NewHeartbeat(filesystem.OS{}, os.Getenv(HeartbeatVariable))
+	h, err := NewHeartbeat(filesystem.OS{}, os.Getenv(HeartbeatVariable), 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -80,14 +80,14 @@ func TestHeartbeat(t *testing.T) {
 
 func TestHeartbeatWithoutFile(t *testing.T) {
 	t.Setenv(HeartbeatVariable, "")
-	h, err := NewHeartbeat(filesystem.OS{}, os.Getenv(HeartbeatVariable))
+	h, err := NewHeartbeat(filesystem.OS{}, os.Getenv(HeartbeatVariable), 0)
 	if h != nil || err != nil {
 		t.Errorf("without %s: %v, %v", HeartbeatVariable, h, err)
 	}
 	h.Beat(SectionStep, 1) // does nothing
 	h.End(EndedDone, 1)
 	t.Setenv(HeartbeatVariable, filepath.Join(t.TempDir(), "nowhere", "heartbeat"))
-	if _, err := NewHeartbeat(filesystem.OS{}, os.Getenv(HeartbeatVariable)); err == nil ||
+	if _, err := NewHeartbeat(filesystem.OS{}, os.Getenv(HeartbeatVariable), 0); err == nil ||
 		!strings.Contains(err.Error(), HeartbeatVariable) ||
 		!strings.Contains(err.Error(), "nowhere") {
 		t.Errorf("a file that cannot be written: %v", err)
@@ -98,7 +98,7 @@ func TestHeartbeatWithoutFile(t *testing.T) {
 func TestHeartbeatDamaged(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "heartbeat")
 	t.Setenv(HeartbeatVariable, path)
-	h, err := NewHeartbeat(filesystem.OS{}, os.Getenv(HeartbeatVariable))
+	h, err := NewHeartbeat(filesystem.OS{}, os.Getenv(HeartbeatVariable), 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -157,7 +157,7 @@ func TestHeartbeatDamaged(t *testing.T) {
 
 func BenchmarkHeartbeat(b *testing.B) {
 	b.Setenv(HeartbeatVariable, filepath.Join(b.TempDir(), "heartbeat"))
-	h, err := NewHeartbeat(filesystem.OS{}, os.Getenv(HeartbeatVariable))
+	h, err := NewHeartbeat(filesystem.OS{}, os.Getenv(HeartbeatVariable), 0)
 	if err != nil {
 		b.Fatal(err)
 	}
