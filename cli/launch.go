@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"time"
@@ -58,6 +59,8 @@ func launchCommand() *cli.Command {
 					"number of ranks",
 				DefaultText: "the scheduler's hosts, or this machine"},
 			&cli.IntFlag{Name: "spares", Usage: "reserve the last `N` hosts as replacements for failed hosts"},
+			&cli.IntFlag{Name: "hot-spares",
+				Usage: "with tcp: start `N` more processes, which take over from ranks that die, without a restart"},
 			&cli.StringFlag{Name: "with",
 				Usage: "start ranks with tcp (mula launch starts them itself), mpiexec, srun, or pbs (mpiexec on " +
 					"the hosts of PBS_NODEFILE). auto: srun in a Slurm job, pbs in a PBS job, else " +
@@ -246,14 +249,14 @@ func launchedTrain(c *cli.Context) ([]string, train.Config, error) {
 func launchOptions(c *cli.Context, config train.Config, command []string) (launch.Options, error) {
 	o := launch.Options{
 		Output: config.Output, Log: c.String("log"), Ranks: c.Int("ranks"), Retries: c.Int("retries"),
-		ReplaceSlow: c.Int("replace-slow"), Progress: c.Int64("progress-steps"),
+		ReplaceSlow: c.Int("replace-slow"), HotSpares: c.Int("hot-spares"), Progress: c.Int64("progress-steps"),
 		Grace: c.Duration("grace"), Margin: c.Duration("walltime-margin"), BlameExpiry: c.Duration("blame-expiry"),
 		ProbeLimit:  c.Duration("probe-timeout"),
 		ForgetBlame: c.Bool("forget-blame"),
 		Limits: launch.Limits{Floor: launch.DefaultLimits().Floor, First: c.Duration("first-timeout"),
 			Factor: c.Float64("timeout-factor")},
 	}
-	if err := atMost(c, 1<<20, "ranks", "spares", "replace-slow", "retries"); err != nil {
+	if err := atMost(c, 1<<20, "ranks", "spares", "hot-spares", "replace-slow", "retries"); err != nil {
 		return o, err
 	}
 	if err := atMost(c, 65535, "port"); err != nil {
@@ -327,11 +330,42 @@ func launchOptions(c *cli.Context, config train.Config, command []string) (launc
 	if o.ReplaceSlow > 0 && !launch.HasSpare(o.Hosts, o.Ranks) {
 		return o, usagef("--replace-slow: no host is a spare; name more hosts with --hosts, or remove the flag")
 	}
+	if o.HotSpares > 0 {
+		if err := checkHotSpares(o, with); err != nil {
+			return o, err
+		}
+		if n := config.Checkpoint.SnapshotEvery; n == 0 {
+			fmt.Fprintln(unfiltered(c.App.ErrWriter), "launch: with checkpoint.snapshot_every, hot spares would lose "+
+				"fewer steps; without it, the run resumes from the newest checkpoint")
+		}
+	}
 	if c.Bool("elastic") {
 		o.Shrink = func(room int) (int, []string, error) { return shrink(config, room) }
 	}
 	o.Start, err = starter(c, with, config.Layout.Transport, command)
 	return o, err
+}
+
+// checkHotSpares refuses --hot-spares where no process can take over from a rank.
+func checkHotSpares(o launch.Options, with string) error {
+	switch {
+	case with != withTCP:
+		return usagef("--hot-spares needs ranks that mula launch starts itself, but --with is %s; use --with tcp", with)
+	case o.Ranks == 1:
+		return usagef("--hot-spares needs several ranks, because the others must have the state of a rank that dies; " +
+			"remove the flag, or raise --ranks")
+	case runtime.GOOS == "windows":
+		return usagef("--hot-spares is not supported on Windows; remove the flag")
+	}
+	slots := 0
+	for _, h := range o.Hosts {
+		slots += h.Slots
+	}
+	if len(o.Hosts) > 0 && slots < o.Ranks+o.HotSpares {
+		return usagef("--hot-spares is %d, but the hosts have %d slots, and %d are ranks; name more hosts with "+
+			"--hosts, or more slots, as in a:4", o.HotSpares, slots, o.Ranks)
+	}
+	return nil
 }
 
 // startWith resolves --with auto.

@@ -65,6 +65,9 @@ func TestLaunch(t *testing.T) {
 	}
 	t.Run("ranks", func(t *testing.T) { launchRanks(t, dir, whole[fourRanks]) })
 	t.Run("snapshots", func(t *testing.T) { launchSnapshots(t, dir, whole[fourRanks]) })
+	t.Run("hot spares", func(t *testing.T) { launchHotSpares(t, dir, whole[fourRanks]) })
+	t.Run("too few hot spares", func(t *testing.T) { launchHotSparesExhausted(t, dir, whole[fourRanks]) })
+	t.Run("a hot spare that dies", func(t *testing.T) { launchHotSparesRejoin(t, dir, whole[fourRanks]) })
 }
 
 // A launched run is a `mula launch` in the background.

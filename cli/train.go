@@ -95,13 +95,86 @@ func runTrain(c *cli.Context) error {
 				n)
 		}
 	}
-	answers := launch.NewAnswers() // before ranks wait for each other
-	defer answers.Close()
+	defer writeStacks(unfiltered(c.App.ErrWriter))() // of each rank
+	assigned, err := launch.OpenAssignments()
+	if err != nil {
+		return err
+	}
+	p := &trainProcess{c: c, config: config, assigned: assigned}
+	defer p.kept.Close()
+	return p.run()
+}
+
+// A trainProcess is a process of a training run.
+type trainProcess struct {
+	c        *cli.Context
+	config   train.Config
+	assigned *launch.Assignments // nil without hot spares
+	answers  *launch.Answers
+	kept     train.Kept
+}
+
+// rejoinLimit is the time in which mula launch must form a new group of ranks after this process
+// has lost another rank. The connection to a host without power ends after about as long on all
+// hosts.
+const rejoinLimit = time.Minute
+
+// run trains, in one group of ranks after the other. A hot spare first waits for a rank.
+func (t *trainProcess) run() error {
+	if t.assigned.IsSpare() {
+		if t.assigned.Next(t.c.Context) != nil {
+			return nil // the run does not need the spare, or the user has ended it
+		}
+	}
+	t.answers = launch.NewAnswers() // before ranks wait for each other
+	defer t.answers.Close()
+	for {
+		err := t.train()
+		var lost *lostRankError
+		if t.assigned == nil || !errors.As(err, &lost) {
+			return err
+		}
+		fmt.Fprintf(t.c.App.ErrWriter, "waiting for a hot spare: %s\n", printable(err.Error()))
+		ctx, cancel := context.WithTimeout(t.c.Context, rejoinLimit)
+		next := t.assigned.Next(ctx)
+		cancel()
+		if next != nil {
+			return lost.Err // the launcher restarts the run
+		}
+	}
+}
+
+// A lostRankError means that a process has lost another rank, and can join a new group.
+type lostRankError struct{ Err error }
+
+func (e *lostRankError) Error() string { return e.Err.Error() }
+func (e *lostRankError) Unwrap() error { return e.Err }
+
+// join connects to the other ranks of the group.
+func (t *trainProcess) join() (*comm.Comm, error) {
+	ctx, cancel := t.assigned.Context(t.c.Context, true)
+	defer cancel()
+	if t.assigned.Generation() > 0 {
+		var end context.CancelFunc
+		ctx, end = context.WithTimeout(ctx, rejoinLimit)
+		defer end()
+	}
+	world, err := group.Join(ctx, t.config.Layout.Transport, t.config.Layout.Ranks(), func(text string) {
+		fmt.Fprintf(t.c.App.ErrWriter, "waiting: %s\n", printable(text))
+	})
+	if err != nil && t.c.Context.Err() == nil && (t.assigned.Generation() > 0 || ctx.Err() != nil) {
+		err = &lostRankError{err} // for example, another one died meanwhile
+	}
+	return world, err
+}
+
+// train trains in one group of ranks.
+func (t *trainProcess) train() error {
+	c, config, answers := t.c, t.config, t.answers
 	var world *comm.Comm
-	if err = config.Validate(); err == nil {
-		world, err = group.Join(c.Context, config.Layout.Transport, config.Layout.Ranks(), func(text string) {
-			fmt.Fprintf(c.App.ErrWriter, "waiting: %s\n", printable(text))
-		})
+	err := config.Validate()
+	if err == nil {
+		world, err = t.join()
 	}
 	if err != nil && c.Context.Err() != nil {
 		// not %w: Main would print a message without the missing ranks
@@ -110,7 +183,6 @@ func runTrain(c *cli.Context) error {
 	if err != nil {
 		return configurationError(c, config, err)
 	}
-	defer writeStacks(unfiltered(c.App.ErrWriter))() // of each rank
 	first := world == nil || world.Rank() == 0
 	messages := c.App.ErrWriter
 	if !first {
@@ -145,9 +217,10 @@ func runTrain(c *cli.Context) error {
 	var evaluated *record.Evaluation
 	var speed pace
 	options := train.Options{
-		Version: version.String(),
-		World:   world,
-		Stop:    c.Context.Done(),
+		Version:    version.String(),
+		World:      world,
+		Generation: t.assigned.Generation(),
+		Stop:       c.Context.Done(),
 		Terminated: func() bool {
 			var cause signalError
 			return errors.As(context.Cause(c.Context), &cause) && cause.signal == syscall.SIGTERM
@@ -180,10 +253,15 @@ func runTrain(c *cli.Context) error {
 		}
 		options.DryRun, options.Report = true, func(s train.Summary) { printRun(summary, s) }
 	}
+	if t.assigned != nil {
+		options.Kept = &t.kept
+	}
 	if trainFault != nil {
 		trainFault(&options)
 	}
-	result, err := train.Run(sayCompiling(context.WithoutCancel(c.Context), p), config, options)
+	ctx, cancel := t.assigned.Context(context.WithoutCancel(c.Context), false)
+	defer cancel()
+	result, err := train.Run(sayCompiling(ctx, p), config, options)
 	job.Close()
 	p.end()
 	switch {
@@ -200,6 +278,9 @@ func runTrain(c *cli.Context) error {
 		}
 		leave(world)
 		return code
+	case err != nil && t.assigned != nil && (errors.Is(err, comm.ErrPeerLost) || ctx.Err() != nil):
+		world.Close()
+		return &lostRankError{err}
 	case err != nil:
 		return configurationError(c, config, err) // the group is not closed, so that other ranks notice the failure
 	case world != nil:

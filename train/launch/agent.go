@@ -15,12 +15,16 @@ import (
 
 // An agentOrder is the first line that an agent reads: the command to run. The environment contains
 // the run's secret, so it is not on a command line, which all users of the host can read. Later
-// lines are numbers of signals.
+// lines are numbers of signals, and with Assigned also assignments, and releaseOrder.
 type agentOrder struct {
 	Dir         string   `json:"dir"`
 	Command     []string `json:"command"`
 	Environment []string `json:"environment"`
+	Assigned    bool     `json:"assigned,omitempty"` // the process reads assignments
 }
+
+// releaseOrder ends the assignments of a process.
+const releaseOrder = "release"
 
 // Agent runs a rank for a launcher on another host, which starts the agent with a remote shell and
 // writes to orders. Agent returns the rank's exit code, or 128 plus the number of the signal that
@@ -41,6 +45,17 @@ func Agent(orders io.Reader, stdout, stderr io.Writer) (int, error) {
 	cmd.Dir, cmd.Env = order.Dir, append(os.Environ(), order.Environment...)
 	cmd.Stdout, cmd.Stderr = stdout, stderr
 	leadGroup(cmd)
+	var assignments *os.File
+	if order.Assigned {
+		read, write, err := os.Pipe()
+		if err != nil {
+			return ExitFailed, err
+		}
+		defer read.Close()
+		defer write.Close()
+		cmd.ExtraFiles, assignments = []*os.File{read}, write
+		cmd.Env = append(cmd.Env, assignVariable+"=3") // the first of ExtraFiles
+	}
 	if err := cmd.Start(); err != nil {
 		return ExitFailed, err
 	}
@@ -50,6 +65,15 @@ func Agent(orders io.Reader, stdout, stderr io.Writer) (int, error) {
 			if err != nil {
 				signalGroup(cmd.Process.Pid, syscall.SIGKILL)
 				return
+			}
+			switch {
+			case assignments == nil:
+			case strings.HasPrefix(line, "{"):
+				_, _ = assignments.WriteString(line) // without it the process does not join its group
+				continue
+			case strings.TrimSpace(line) == releaseOrder:
+				assignments.Close()
+				continue
 			}
 			if number, err := strconv.Atoi(strings.TrimSpace(line)); err == nil {
 				signalGroup(cmd.Process.Pid, syscall.Signal(number))

@@ -10,6 +10,7 @@ import (
 
 // An Exit is the end of a rank, or of a program that runs all ranks, such as mpiexec.
 type Exit struct {
+	Process     int            // number in a job with hot spares, see assigner; Rank then depends on it
 	Rank        int            // -1 if unknown
 	Host        string         // "" if unknown
 	Code        int            // exit code if Signal is 0
@@ -96,6 +97,9 @@ func cause(exits []Exit) *Exit {
 // classify records how an attempt ended and which host to blame.
 func (s *supervisor) classify(a *Attempt, w *attemptWatch) {
 	failures := s.failures.read()
+	if w.hot != nil {
+		failures = append(w.hot.failures, failures...)
+	}
 	first := cause(w.exits)
 	switch {
 	case s.killed:
@@ -261,9 +265,9 @@ func (s *supervisor) judge(a Attempt) *Result {
 	return nil
 }
 
-// beat copies the heartbeat into the record of the attempt.
+// beat copies the last heartbeat after the setup into the record of the attempt.
 func (a *Attempt) beat(h record.Heartbeat) {
-	if h.Section == "" || h.Section == record.SectionSetup {
+	if h.Section == "" {
 		return
 	}
 	a.From, a.Step, a.Steps, a.Setup = h.From, h.Step, h.Step-h.From, h.Spent[record.SectionSetup].Seconds

@@ -221,12 +221,9 @@ func newPool(hosts []Host) *pool { return &pool{hosts: hosts, lost: map[string]s
 // the number of slots.
 func (p *pool) place(ranks int) (hosts []string, room int) {
 	if len(p.hosts) == 0 {
-		return slices.Repeat([]string{"localhost"}, ranks), ranks
+		return slices.Repeat([]string{localhost}, ranks), ranks
 	}
-	usable := slices.DeleteFunc(slices.Clone(p.hosts), func(h Host) bool { return p.lost[h.Name] != "" })
-	slices.SortStableFunc(usable,
-		func(a, b Host) int { return slices.Index(p.suspects, a.Name) - slices.Index(p.suspects, b.Name) })
-	for _, h := range usable {
+	for _, h := range p.usable() {
 		room += h.Slots
 		for range h.Slots {
 			if len(hosts) < ranks {
@@ -238,6 +235,32 @@ func (p *pool) place(ranks int) (hosts []string, room int) {
 		return nil, room
 	}
 	return hosts, room
+}
+
+// usable returns the hosts that are in use, in the order in which ranks are placed.
+func (p *pool) usable() []Host {
+	usable := slices.DeleteFunc(slices.Clone(p.hosts), func(h Host) bool { return p.lost[h.Name] != "" })
+	slices.SortStableFunc(usable,
+		func(a, b Host) int { return slices.Index(p.suspects, a.Name) - slices.Index(p.suspects, b.Name) })
+	return usable
+}
+
+// free returns the hosts of at most n free slots, in the order of place. used has a host for each
+// slot in use. Without a list of hosts, this machine has any number of slots.
+func (p *pool) free(used []string, n int) (hosts []string) {
+	if len(p.hosts) == 0 {
+		return slices.Repeat([]string{localhost}, n)
+	}
+	for _, h := range p.usable() {
+		slots := h.Slots
+		for _, name := range used {
+			if name == h.Name {
+				slots--
+			}
+		}
+		hosts = append(hosts, slices.Repeat([]string{h.Name}, max(slots, 0))...)
+	}
+	return hosts[:min(n, len(hosts))]
 }
 
 // replaceable reports whether other hosts have enough slots if a host is taken out of use.

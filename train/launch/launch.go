@@ -53,6 +53,10 @@ type Options struct {
 	// a host that does not is out of use. 0: hosts are not probed
 	ProbeLimit time.Duration
 
+	// number of processes that wait to take over from ranks that die, without a restart; fewer if
+	// the hosts have too few slots. The [Starter] must be a [Processes]
+	HotSpares int
+
 	// number of times that the run may be stopped and restarted to replace the host of a slow rank
 	// by a spare; 0: never. See [HasSpare]
 	ReplaceSlow int
@@ -262,17 +266,33 @@ func (s *supervisor) attempt(ctx context.Context, hosts []string) (Attempt, erro
 		// abort instead.
 		environment = append(environment, "GOTRACEBACK=crash")
 	}
-	job, err := s.Start.Start(ctx, Ranks{Hosts: hosts, Dir: dir, Environment: environment})
+	ranks := Ranks{Hosts: hosts, Dir: dir, Environment: environment}
+	if s.HotSpares > 0 && s.Ranks > 1 { // with one rank, no other rank has the state in memory
+		ranks.Spares = s.hosts.free(hosts, s.HotSpares)
+	}
+	job, err := s.Start.Start(ctx, ranks)
 	if err != nil {
 		return a, fmt.Errorf("starting the ranks: %w", err)
 	}
 	w := &attemptWatch{s: s, job: job, dir: dir, hosts: hosts}
+	if len(ranks.Spares) > 0 {
+		hot, ok := job.(assigner)
+		if !ok {
+			job.Kill()
+			return a, fmt.Errorf("hot spares need ranks that mula launch starts itself, not by %s", a.With)
+		}
+		w.hot = newHotSpares(hot, ranks)
+	}
 	s.watch.begin(time.Now())
 	if err := w.run(ctx, beats); err != nil {
 		return a, err
 	}
 	a.End = time.Now()
-	a.beat(w.last)
+	a.beat(w.stepped)
+	if w.hot != nil && len(w.hot.replaced) > 0 {
+		a.Replaced = w.hot.replaced
+		a.From, a.Setup, a.Steps = w.first.From, w.first.Spent[record.SectionSetup].Seconds, a.Step-w.first.From
+	}
 	s.classify(&a, w)
 	s.probe(ctx, &a)
 	return a, nil
@@ -300,8 +320,12 @@ type attemptWatch struct {
 	dir   string   // of the attempt
 	hosts []string // of each rank
 
-	last      record.Heartbeat
-	exits     []Exit    // before the launcher ended any rank
+	hot     *hotSpares       // nil without hot spares
+	last    record.Heartbeat // of the current group of ranks
+	stepped record.Heartbeat // the last one after the setup, also of an earlier group
+	first   record.Heartbeat // the first one after the setup
+
+	exits     []Exit    // before the launcher ended any rank; with hot spares, of the current group
 	ended     bool      // the launcher has told the ranks to end, or has killed them
 	hang      *overdue  // why, if they hung
 	answersBy time.Time // when the launcher ends ranks that hang
@@ -326,13 +350,15 @@ func (w *attemptWatch) run(ctx context.Context, beats string) error {
 				exits = nil
 				break
 			}
-			if w.ended {
+			if !w.exited(&e) || w.ended {
 				break
 			}
 			w.exits = append(w.exits, e)
 			if !e.fine() && w.firstDied.IsZero() {
 				w.firstDied = time.Now()
 			}
+		case <-w.decisions():
+			w.replace(beats)
 		case signal := <-s.Signals:
 			s.signalled(w, signal)
 		case now := <-tick.C:
@@ -350,10 +376,28 @@ func (w *attemptWatch) run(ctx context.Context, beats string) error {
 // look reads the heartbeat.
 func (w *attemptWatch) look(beats string, now time.Time) {
 	beat, err := record.ReadHeartbeat(w.s.FS, beats)
+	generation := 0
+	if w.hot != nil {
+		generation = w.hot.generation
+	}
+	if err == nil && beat.Generation != generation {
+		return // of the group before
+	}
 	if l := w.last; err == nil && (beat.Time != l.Time || beat.Section != l.Section || beat.Step != l.Step ||
 		beat.Ended != l.Ended) {
 		w.last = beat
 		w.s.watch.see(beat, now)
+		if beat.Section == record.SectionSetup {
+			return
+		}
+		w.stepped = beat
+		if w.first.Section == "" {
+			w.first = beat
+		}
+		if generation > 0 {
+			r := &w.hot.replaced[len(w.hot.replaced)-1]
+			r.From, r.Setup = beat.From, beat.Spent[record.SectionSetup].Seconds
+		}
 	}
 }
 
@@ -515,6 +559,7 @@ func (s *supervisor) advice() *Advice {
 		if a.Outcome == HostLost || a.Outcome == Hang || a.Outcome == Failed {
 			failures++
 		}
+		failures += len(a.Replaced)
 	}
 	saves, steps := s.watch.spent(record.SectionCheckpoint), s.watch.spent(record.SectionStep)
 	if failures == 0 || saves.Times == 0 || steps.Times == 0 {

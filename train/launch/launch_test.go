@@ -37,6 +37,9 @@ type scripted struct {
 	from    int64
 	end     record.Ended
 	slow    *int // rank
+
+	hot        *hotScripted // with hot spares
+	generation int
 }
 
 func (r *scripted) Exits() <-chan Exit { return r.exits }
@@ -58,7 +61,7 @@ func (r *scripted) ask(what string, c chan struct{}) {
 func (r *scripted) beat(section record.Section, step int64) {
 	r.t.Helper()
 	body, err := json.Marshal(record.Heartbeat{PID: 1, Section: section, Step: step, From: r.from, Time: time.Now(),
-		Ended: r.end, Slow: r.slow, Spent: r.spent})
+		Ended: r.end, Slow: r.slow, Spent: r.spent, Generation: r.generation})
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -87,7 +90,7 @@ func (r *scripted) steps(from, to int64) {
 // all lets all ranks leave with a code.
 func (r *scripted) all(code int) {
 	for rank, host := range r.Hosts {
-		r.exits <- Exit{Rank: rank, Host: host, Code: code}
+		r.exits <- Exit{Process: rank, Rank: rank, Host: host, Code: code}
 	}
 }
 
@@ -106,6 +109,7 @@ type theatre struct {
 	t       *testing.T
 	scripts []script
 	played  []*scripted
+	prepare func(s *scripted) // unless nil, called before the script
 }
 
 func (th *theatre) Name() string { return "theatre" }
@@ -115,6 +119,9 @@ func (th *theatre) Start(_ context.Context, r Ranks) (Job, error) {
 		stopped: make(chan struct{}), ended: make(chan struct{}), killed: make(chan struct{})}
 	play := th.scripts[min(len(th.played), len(th.scripts)-1)]
 	th.played = append(th.played, s)
+	if th.prepare != nil {
+		th.prepare(s)
+	}
 	go func() {
 		play(s)
 		close(s.exits)
@@ -209,17 +216,22 @@ func poisoned(from, step int64, rank int, kind string) script {
 		if rank >= 0 {
 			host = r.Hosts[rank]
 		}
-		line := fmt.Sprintf(`{"time":"2026-01-02T03:04:05Z","host":%q,"rank":%d,"step":%d,"kind":%q,"error":"the disk is full"}`+"\n", host, rank, step, kind)
-		dir := filepath.Dir(filepath.Dir(r.Dir))
-		f, err := os.OpenFile(filepath.Join(dir, "failures.jsonl"), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o644)
-		if err == nil {
-			_, err = f.WriteString(line)
-			err = errors.Join(err, f.Close())
-		}
-		if err != nil {
-			r.t.Error(err)
-		}
+		r.fail(host, rank, step, kind)
 		r.all(ExitFailed)
+	}
+}
+
+// fail writes a failure to failures.jsonl.
+func (r *scripted) fail(host string, rank int, step int64, kind string) {
+	line := fmt.Sprintf(`{"time":"2026-01-02T03:04:05Z","host":%q,"rank":%d,"step":%d,"kind":%q,"error":"the disk is full"}`+"\n", host, rank, step, kind)
+	dir := filepath.Dir(filepath.Dir(r.Dir))
+	f, err := os.OpenFile(filepath.Join(dir, "failures.jsonl"), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o644)
+	if err == nil {
+		_, err = f.WriteString(line)
+		err = errors.Join(err, f.Close())
+	}
+	if err != nil {
+		r.t.Error(err)
 	}
 }
 

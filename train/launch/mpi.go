@@ -83,20 +83,20 @@ func (m *MPI) Start(_ context.Context, r Ranks) (Job, error) {
 			return nil, errors.New("srun without MPI needs the names of the nodes (SLURM_JOB_NODELIST); " +
 				"start the run in sbatch or salloc")
 		}
-		meeting, listener, err := meetingPoint(r.Hosts[0], m.Port, false)
+		address, listener, err := rankZero(r.Hosts[0], m.Port, false)
 		if err != nil {
 			return nil, err
 		}
 		if listener != nil { // a task of Slurm cannot inherit it
 			listener.Close()
 		}
-		r.Environment = append(r.Environment, meeting...)
+		r.Environment = append(r.Environment, meetingPoint(address)...)
 	}
 	arguments, err := m.arguments(r)
 	if err != nil {
 		return nil, err
 	}
-	out, err := openOutput(filepath.Join(r.Dir, "ranks.log"), -1, m.Output)
+	out, err := openOutput(filepath.Join(r.Dir, "ranks.log"), 0, m.Output) // unchanged
 	if err != nil {
 		return nil, err
 	}
@@ -109,7 +109,7 @@ func (m *MPI) Start(_ context.Context, r Ranks) (Job, error) {
 		cmd.Env = append(cmd.Env, cpusVariable+"="+n)
 	}
 	said := &tail{}
-	cmd.Stdout, cmd.Stderr = tee{out.stdout, said}, tee{out.stderr, said}
+	cmd.Stdout, cmd.Stderr = tee{&out.stdout, said}, tee{&out.stderr, said}
 	cmd.WaitDelay = 2 * time.Second
 	leadGroup(cmd)
 	if err := cmd.Start(); err != nil {

@@ -65,12 +65,21 @@ func TestMain(m *testing.M) {
 //	environment   prints MULA_… and its folder
 //	join          the other ranks over TCP; fails if the address of rank 0 is still free
 //	pid           prints its process id on standard error
+//	next          waits for a rank in the next group, and prints it on standard error
 func act(words []string) {
 	rank := os.Getenv("MULA_RANK")
 	for _, name := range []string{"OMPI_COMM_WORLD_RANK", "PMI_RANK"} {
 		if rank == "" {
 			rank = os.Getenv(name)
 		}
+	}
+	assigned, err := OpenAssignments()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(ExitFailed)
+	}
+	if assigned.IsSpare() {
+		rank = "spare"
 	}
 	quit := make(chan os.Signal, 1)
 	signal.Notify(quit, syscall.SIGQUIT)
@@ -114,8 +123,18 @@ func act(words []string) {
 			section, text := record.Section(take()), take()
 			if mine {
 				step, _ := strconv.ParseInt(text, 10, 64)
-				writeBeat(record.Heartbeat{Section: section, Step: step})
+				writeBeat(record.Heartbeat{Section: section, Step: step, Generation: assigned.Generation()})
 			}
+		case "next":
+			if !mine {
+				break
+			}
+			if err := assigned.Next(context.Background()); err != nil {
+				fmt.Fprintln(os.Stderr, "no group:", err)
+				os.Exit(ExitDone)
+			}
+			rank = os.Getenv("MULA_RANK")
+			fmt.Fprintln(os.Stderr, "now", rank, "in group", assigned.Generation())
 		case "exit":
 			if code, _ := strconv.Atoi(take()); mine {
 				os.Exit(code)
@@ -386,6 +405,41 @@ func TestKilledRank(t *testing.T) {
 			}
 			if got := strings.Join(result.Attempts[1].Hosts, ""); got != "aac" {
 				t.Errorf("then on %s, want aac", got)
+			}
+		})
+	}
+}
+
+// A hot spare takes over from a rank that is killed. The other processes stay, and join the new
+// group. At the end, the spare that was started since then is released.
+func TestHotSpareProcesses(t *testing.T) {
+	for name, start := range map[string]func([]string, Output) Starter{"local": processes, "remote": remotes(t)} {
+		t.Run(name, func(t *testing.T) {
+			dir, join := t.TempDir(), " join"
+			if name == "remote" {
+				join = "" // the names of the hosts have no address
+			}
+			p := newPlay(t, "on 0 beat step 7 on 0 meet "+dir+" 3 on 1 meet "+dir+" 3 on 2 meet "+dir+" 3 kill "+
+				"on 0 pid next"+join+" beat step 8 on 1 pid next"+join+" on spare next"+join+" on 0 exit 0", start)
+			p.HotSpares = 1
+			result := p.run(t)
+			if a := result.Attempts[0]; result.Code != ExitDone || len(result.Attempts) != 1 || len(a.Replaced) != 1 ||
+				a.Step != 8 || strings.Join(a.Replaced[0].Hosts, "") != "c" {
+				t.Fatalf("%+v\n%s", result, p.stderr.String())
+			}
+			errs := p.stderr.String()
+			for _, line := range []string{"now 0 in group 1\n", "[1] now 1 in group 1\n", "[2] now 2 in group 1\n",
+				"[spare] no group: "} {
+				if !strings.Contains("\n"+errs, "\n"+line) {
+					t.Errorf("standard error %q has no line %q", errs, line)
+				}
+			}
+			if pids := processLine.FindAllString(errs, -1); len(pids) != 2 {
+				t.Errorf("the ranks that stay are the processes %q", pids)
+			}
+			log, err := os.ReadFile(filepath.Join(p.Output, "launch", "attempt-001", "rank-00002.log"))
+			if err != nil || !strings.Contains(string(log), "now 2 in group 1\n") {
+				t.Errorf("log of rank 2: %q, %v", log, err)
 			}
 		})
 	}

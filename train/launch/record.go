@@ -23,7 +23,7 @@ const RecordFile = "launch.jsonl"
 type Attempt struct {
 	Number  int       `json:"attempt"` // from 1, over all launchers of the run
 	With    string    `json:"with"`    // what started the ranks
-	Hosts   []string  `json:"hosts"`   // of each rank
+	Hosts   []string  `json:"hosts"`   // of each rank at the start
 	Start   time.Time `json:"start"`
 	End     time.Time `json:"end"`
 	Outcome Outcome   `json:"outcome"`
@@ -34,6 +34,8 @@ type Attempt struct {
 	Step    int64     `json:"step"`             // steps done at the end, including steps after the last checkpoint
 	Steps   int64     `json:"steps"`            // done in between
 	Setup   float64   `json:"setup_seconds"`    // from the start of rank 0 to its first step; 0 if it did no step
+
+	Replaced []Replacement `json:"replaced,omitempty"` // in the attempt, by hot spares
 
 	unreachable bool   // a host did not answer
 	genuine     string // remedy for a repeated failure; "" for a failure that a host may have caused

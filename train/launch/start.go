@@ -6,17 +6,20 @@ import (
 	"crypto/rand"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"math/big"
 	"net"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -32,6 +35,7 @@ type Starter interface {
 // Ranks are the ranks of an attempt.
 type Ranks struct {
 	Hosts       []string // of each rank
+	Spares      []string // hosts of the hot spares; none if the starter has no [assigner]
 	Environment []string // of every rank, NAME=value, in addition to the environment of the launcher
 	Dir         string   // folder for their output
 }
@@ -69,70 +73,48 @@ type Processes struct {
 // Name returns "tcp".
 func (p *Processes) Name() string { return "tcp" }
 
-// Start starts the ranks. It fails if the program of a local rank, or the remote shell, cannot be
-// started.
+// Start starts the ranks and the hot spares. It fails if the program of a local process, or the
+// remote shell, cannot be started.
 func (p *Processes) Start(_ context.Context, r Ranks) (Job, error) {
 	dir, err := os.Getwd()
 	if err != nil {
 		return nil, err
 	}
-	var listener *os.File // at the address of rank 0
-	common := append(slices.Clone(r.Environment), tcp.SizeVariable+"="+strconv.Itoa(len(r.Hosts)))
+	if len(r.Spares) > 0 && !canPassFiles {
+		return nil, errors.New("hot spares need a system where processes inherit files; use Unix, or remove " +
+			"--hot-spares")
+	}
+	j := newProcessJob(len(r.Hosts) + len(r.Spares))
+	j.starter, j.ranks, j.dir = p, r, dir
+	j.environment = append(slices.Clone(r.Environment), tcp.SizeVariable+"="+strconv.Itoa(len(r.Hosts)))
+	var listener *net.TCPListener // at the address of rank 0
+	var meeting []string
+	address := ""
 	if len(r.Hosts) > 1 {
-		if first := r.Hosts[0]; !p.AllLocal && (first == localhost || first == "127.0.0.1") {
-			if i := slices.IndexFunc(r.Hosts, func(h string) bool { return !isLocal(h) }); i >= 0 {
-				return nil, fmt.Errorf("rank 0 runs on %s, which is not this machine from %s; use a name of this "+
-					"machine that the other hosts can resolve", first, r.Hosts[i])
-			}
-		}
-		meeting, l, err := meetingPoint(r.Hosts[0], p.Port, p.AllLocal)
-		if err != nil {
+		if err := p.reachable(r.Hosts); err != nil {
 			return nil, err
 		}
-		common = append(common, meeting...)
-		if l != nil && canPassFiles && os.Getenv(tcp.ListenVariable) == "" {
-			listener, err = l.File()
-		}
-		if l != nil {
-			l.Close() // listener is a duplicate
-		}
-		if err != nil {
+		if address, listener, err = rankZero(r.Hosts[0], p.Port, p.AllLocal); err != nil {
 			return nil, err
 		}
+		meeting = meetingPoint(address)
 	}
-	if listener != nil {
-		// Rank 0 has inherited the socket. If it dies, the socket is closed.
-		defer listener.Close()
-	}
-	j := newProcessJob(len(r.Hosts))
 	for rank, host := range r.Hosts {
-		environment := slices.Clone(common)
+		environment := slices.Clone(meeting)
 		if len(r.Hosts) > 1 {
 			environment = append(environment, tcp.RankVariable+"="+strconv.Itoa(rank))
 		}
-		if host != localhost {
-			environment = append(environment, hostVariable+"="+host)
+		first := listener
+		if rank > 0 {
+			first = nil
 		}
-		out, err := openOutput(rankLog(r.Dir, rank), rank, p.Output)
-		if err != nil {
+		if err := j.run(rank, host, address, first, environment); err != nil {
 			j.Kill()
 			return nil, err
 		}
-		local := p.AllLocal || isLocal(host)
-		var cmd *exec.Cmd
-		if local {
-			cmd = exec.Command(p.Command[0], p.Command[1:]...)
-			if rank == 0 && listener != nil {
-				cmd.ExtraFiles = []*os.File{listener}
-				environment = append(environment, tcp.ListenFDVariable+"=3") // the first of ExtraFiles
-			}
-			cmd.Env = append(os.Environ(), environment...)
-		} else {
-			cmd = exec.Command(p.RemoteShell[0], append(slices.Clone(p.RemoteShell[1:]), host, shellLine(p.Agent))...)
-		}
-		if err := j.start(cmd, Exit{Rank: rank, Host: host}, out, !local, agentOrder{Dir: dir, Command: p.Command,
-			Environment: environment}); err != nil {
-			out.close()
+	}
+	for _, host := range r.Spares {
+		if _, err := j.AddSpare(host); err != nil {
 			j.Kill()
 			return nil, err
 		}
@@ -141,20 +123,159 @@ func (p *Processes) Start(_ context.Context, r Ranks) (Job, error) {
 	return j, nil
 }
 
+// reachable returns an error if other hosts cannot reach rank 0 under the name of its host.
+func (p *Processes) reachable(hosts []string) error {
+	if first := hosts[0]; !p.AllLocal && (first == localhost || first == "127.0.0.1") {
+		if i := slices.IndexFunc(hosts, func(h string) bool { return !isLocal(h) }); i >= 0 {
+			return fmt.Errorf("rank 0 runs on %s, which is not this machine from %s; use a name of this machine "+
+				"that the other hosts can resolve", first, hosts[i])
+		}
+	}
+	return nil
+}
+
+// run starts the next process of the job: a rank, or a hot spare if rank is negative. listener
+// listens at address; nil for none. run closes it, and the process inherits its socket: if it dies,
+// the socket is closed.
+func (j *processJob) run(rank int, host, address string, listener *net.TCPListener, environment []string) error {
+	p, number := j.starter, j.count()
+	environment = slices.Concat(j.environment, environment)
+	if host != localhost {
+		environment = append(environment, hostVariable+"="+host)
+	}
+	hot := len(j.ranks.Spares) > 0
+	local := p.AllLocal || isLocal(host)
+	if hot && local && listener == nil && rank != 0 && len(j.ranks.Hosts) > 1 {
+		// The process may become rank 0.
+		var err error
+		if address, listener, err = rankZero(host, p.Port, p.AllLocal); err != nil {
+			return err
+		}
+	}
+	out, err := openOutput(outputLog(j.ranks.Dir, rank, number), rank, p.Output)
+	if err != nil {
+		return err
+	}
+	started := &process{host: host, out: out}
+	var inherited []*os.File // from file descriptor 3
+	defer func() {
+		for _, f := range inherited {
+			f.Close()
+		}
+	}()
+	inherit := func(variable string, f *os.File) {
+		inherited = append(inherited, f)
+		environment = append(environment, variable+"="+strconv.Itoa(2+len(inherited)))
+	}
+	if listener != nil {
+		defer listener.Close()
+	}
+	if local && listener != nil && canPassFiles && os.Getenv(tcp.ListenVariable) == "" {
+		f, err := listener.File()
+		if err != nil {
+			out.close()
+			return err
+		}
+		inherit(tcp.ListenFDVariable, f)
+		if hot {
+			environment = append(environment, tcp.KeepVariable+"=1")
+			started.address = address
+		}
+	}
+	var cmd *exec.Cmd
+	if local {
+		cmd = exec.Command(p.Command[0], p.Command[1:]...)
+		if hot {
+			assignments, write, err := os.Pipe()
+			if err != nil {
+				out.close()
+				return err
+			}
+			inherit(assignVariable, assignments)
+			started.assign = write
+		}
+		cmd.ExtraFiles = inherited
+		cmd.Env = append(os.Environ(), environment...)
+	} else {
+		cmd = exec.Command(p.RemoteShell[0], append(slices.Clone(p.RemoteShell[1:]), host, shellLine(p.Agent))...)
+	}
+	err = j.start(cmd, started, Exit{Process: number, Rank: rank, Host: host}, !local,
+		agentOrder{Dir: j.dir, Command: p.Command, Environment: environment, Assigned: hot})
+	if err != nil {
+		started.release()
+		out.close()
+	}
+	return err
+}
+
+// Assign implements [assigner].
+func (j *processJob) Assign(generation int, processes []int) error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	var hosts []string
+	for _, number := range processes {
+		hosts = append(hosts, j.processes[number].host)
+	}
+	if err := j.starter.reachable(hosts); err != nil {
+		return err
+	}
+	address := j.processes[processes[0]].address
+	if address == "" {
+		var listener *net.TCPListener
+		var err error
+		if address, listener, err = rankZero(hosts[0], j.starter.Port, j.starter.AllLocal); err != nil {
+			return err
+		}
+		if listener != nil {
+			listener.Close() // rank 0 has another address to bind; see MULA_LISTEN
+		}
+	}
+	secret := newSecret()
+	for rank, number := range processes {
+		p := j.processes[number]
+		line, err := json.Marshal(assignment{Generation: generation, Rank: rank, Address: address, Secret: secret})
+		if err != nil {
+			return err
+		}
+		if err := p.out.become(rankLog(j.ranks.Dir, rank), rank); err != nil {
+			return err
+		}
+		p.send(line)
+	}
+	return nil
+}
+
+// AddSpare implements [assigner].
+func (j *processJob) AddSpare(host string) (int, error) {
+	number := j.count()
+	return number, j.run(-1, host, "", nil, nil)
+}
+
+// Release implements [assigner].
+func (j *processJob) Release() {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	for _, p := range j.processes {
+		if !p.ended {
+			p.release()
+		}
+	}
+}
+
 // canPassFiles reports whether a child process can inherit a socket.
 const canPassFiles = runtime.GOOS != "windows"
 
 // meetingPoint returns the environment with which ranks find each other over TCP: the address of
-// rank 0, which runs on host, and a new secret. See rankZero for the listener.
-func meetingPoint(host string, port int, allLocal bool) ([]string, *net.TCPListener, error) {
-	address, listener, err := rankZero(host, port, allLocal)
-	if err != nil {
-		return nil, nil, err
-	}
+// rank 0 and a new secret.
+func meetingPoint(address string) []string {
+	return []string{tcp.AddressVariable + "=" + address, tcp.SecretVariable + "=" + newSecret()}
+}
+
+// newSecret returns a random secret for the ranks of a group.
+func newSecret() string {
 	secret := make([]byte, 16)
 	rand.Read(secret)
-	return []string{tcp.AddressVariable + "=" + address, tcp.SecretVariable + "=" + hex.EncodeToString(secret)},
-		listener, nil
+	return hex.EncodeToString(secret)
 }
 
 // rankZero returns the address at which rank 0 listens on a host. If mula launch chooses the port
@@ -229,31 +350,77 @@ func shellLine(command []string) string {
 
 // A processJob is a set of processes. Each leads its own process group.
 type processJob struct {
-	exits chan Exit
-	wait  sync.WaitGroup
+	starter     *Processes
+	ranks       Ranks
+	dir         string   // in which the processes run
+	environment []string // of all processes
+	exits       chan Exit
 
 	mu        sync.Mutex
-	processes []*process
+	processes []*process // by number
+	running   int
+	complete  bool // all has been called
+	closed    bool // exits is closed
 }
 
 // A process is a process of a job.
 type process struct {
 	cmd    *exec.Cmd
-	orders chan []byte // lines for an agent; nil for a local rank
+	out    *rankOutput
+	host   string
+	orders chan []byte // lines for an agent; nil for a local process
 	pipe   io.Closer   // for orders
 	cut    bool        // the pipe is closed
 	ended  bool
+
+	// With hot spares.
+	address string   // of the socket that a local process has inherited; "" without
+	assign  *os.File // to which the assignments of a local process are written; nil without
 }
 
-func newProcessJob(ranks int) *processJob { return &processJob{exits: make(chan Exit, ranks)} }
+// send sends an assignment to a process. If the process does not read it, it does not join the
+// group, and the group is not formed within the time limit.
+func (p *process) send(line []byte) {
+	switch {
+	case p.ended:
+	case p.assign != nil:
+		_ = p.assign.SetWriteDeadline(time.Now().Add(time.Second)) // pipes have deadlines
+		_, _ = p.assign.Write(append(line, '\n'))
+	case p.orders != nil:
+		select {
+		case p.orders <- line:
+		default: // the remote shell has stopped reading
+		}
+	}
+}
+
+// release ends the assignments of a process.
+func (p *process) release() {
+	switch {
+	case p.assign != nil:
+		p.assign.Close()
+		p.assign = nil
+	case p.orders != nil:
+		p.send([]byte(releaseOrder))
+	}
+}
+
+func newProcessJob(processes int) *processJob { return &processJob{exits: make(chan Exit, processes)} }
+
+// count returns the number of processes that were started, which is the number of the next process.
+func (j *processJob) count() int {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return len(j.processes)
+}
 
 // start starts a process of the job. An agent reads its order from its standard input, which stays
 // open, because its end would end the rank.
-func (j *processJob) start(cmd *exec.Cmd, e Exit, out *rankOutput, remote bool, order agentOrder) error {
-	cmd.Stdout, cmd.Stderr = out.stdout, out.stderr
+func (j *processJob) start(cmd *exec.Cmd, p *process, e Exit, remote bool, order agentOrder) error {
+	cmd.Stdout, cmd.Stderr = &p.out.stdout, &p.out.stderr
 	cmd.WaitDelay = 2 * time.Second // a child process that survives the rank may keep its output open
 	leadGroup(cmd)
-	p := &process{cmd: cmd}
+	p.cmd = cmd
 	if remote {
 		pipe, err := cmd.StdinPipe()
 		if err != nil {
@@ -271,35 +438,56 @@ func (j *processJob) start(cmd *exec.Cmd, e Exit, out *rankOutput, remote bool, 
 			}
 		}()
 	}
-	if err := cmd.Start(); err != nil {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	err := error(nil)
+	if j.closed {
+		err = errors.New("all ranks have exited")
+	} else {
+		err = cmd.Start()
+	}
+	if err != nil {
 		if p.orders != nil {
 			close(p.orders)
+			p.orders = nil
 		}
 		return err
 	}
-	j.mu.Lock()
 	j.processes = append(j.processes, p)
-	j.mu.Unlock()
-	j.wait.Go(func() {
+	j.running++
+	go func() {
 		_ = cmd.Wait() // the state has the error, or it concerns the pipes of a process that has exited
 		j.mu.Lock()
+		p.release()
 		p.ended = true
 		if p.orders != nil {
 			close(p.orders)
 		}
 		j.mu.Unlock()
-		out.close()
+		p.out.close()
 		j.exits <- exitOf(e, cmd.ProcessState, remote)
-	})
+		j.mu.Lock()
+		defer j.mu.Unlock()
+		j.running--
+		j.closeAtEnd()
+	}()
 	return nil
 }
 
-// all records that all processes have been started.
+// all records that all ranks have been started.
 func (j *processJob) all() {
-	go func() {
-		j.wait.Wait()
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.complete = true
+	j.closeAtEnd()
+}
+
+// closeAtEnd closes exits after the last exit. The caller holds j.mu.
+func (j *processJob) closeAtEnd() {
+	if j.complete && j.running == 0 && !j.closed {
+		j.closed = true
 		close(j.exits)
-	}()
+	}
 }
 
 // remoteShellFailed is the exit code of ssh if it could not reach the host or has lost the
@@ -359,37 +547,84 @@ func (j *processJob) signal(s syscall.Signal) {
 	}
 }
 
-// A rankOutput copies the output of a rank to the rank's file and to the launcher's output. In the
-// launcher's output, the output of rank 0 is unchanged, and each line of another rank follows the
-// number of the rank.
-type rankOutput struct {
-	file           *os.File
-	stdout, stderr io.Writer
-	lines          []*prefixed
+// outputLog returns the file with the output of a process of an attempt. rank is negative for a hot
+// spare.
+func outputLog(dir string, rank, process int) string {
+	if rank < 0 {
+		return filepath.Join(dir, fmt.Sprintf("spare-%05d.log", process))
+	}
+	return rankLog(dir, rank)
 }
 
+// A rankOutput copies the output of a process to a file and to the launcher's output. In the
+// launcher's output, the output of rank 0 is unchanged, and each line of another rank follows the
+// number of the rank. The lines of a hot spare follow "spare".
+type rankOutput struct {
+	launcher       Output
+	stdout, stderr switched
+
+	mu    sync.Mutex
+	file  *os.File
+	lines []*prefixed
+}
+
+// A switched writer writes to another writer, which may change.
+type switched struct{ to atomic.Pointer[tee] }
+
+func (s *switched) Write(p []byte) (int, error) { return s.to.Load().Write(p) }
+
+// openOutput opens the output of a rank, or of a hot spare if rank is negative.
 func openOutput(path string, rank int, out Output) (*rankOutput, error) {
+	o := &rankOutput{launcher: out}
+	return o, o.become(path, rank)
+}
+
+// become writes the output of the process from now on as the output of the rank, to the file at
+// path.
+func (o *rankOutput) become(path string, rank int) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o644)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	o := &rankOutput{file: f}
-	if rank <= 0 {
-		o.stdout, o.stderr = tee{f, out.Stdout}, tee{f, out.Stderr}
-		return o, nil
+	var writers [2]io.Writer
+	var lines []*prefixed
+	switch {
+	case rank == 0:
+		writers = [2]io.Writer{o.launcher.Stdout, o.launcher.Stderr}
+	default:
+		prefix := fmt.Sprintf("[%d] ", rank)
+		if rank < 0 {
+			prefix = "[spare] "
+		}
+		for i := range writers {
+			l := &prefixed{w: o.launcher.Stderr, prefix: prefix}
+			writers[i], lines = l, append(lines, l)
+		}
 	}
-	for range 2 {
-		o.lines = append(o.lines, &prefixed{w: out.Stderr, prefix: fmt.Sprintf("[%d] ", rank)})
-	}
-	o.stdout, o.stderr = tee{f, o.lines[0]}, tee{f, o.lines[1]}
-	return o, nil
+	o.stdout.to.Store(&tee{f, writers[0]})
+	o.stderr.to.Store(&tee{f, writers[1]})
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.closeFile()
+	o.file, o.lines = f, lines
+	return nil
 }
 
 func (o *rankOutput) close() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.closeFile()
+	o.file, o.lines = nil, nil
+}
+
+// closeFile closes the current file. The caller holds o.mu.
+func (o *rankOutput) closeFile() {
 	for _, l := range o.lines {
 		l.flush()
 	}
-	o.file.Close()
+	if o.file != nil {
+		o.file.Close()
+	}
 }
 
 // A tee writes to both writers, also if one fails: a full disk or a closed terminal must not end a

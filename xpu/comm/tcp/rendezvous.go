@@ -432,8 +432,8 @@ func within[T any](ctx context.Context, conn net.Conn, limit time.Duration, f fu
 	return v, err
 }
 
-// dial connects and greets. It retries while there is no answer, until ctx is done. at describes
-// the dialed rank.
+// dial connects and greets. It retries while there is no answer, until ctx is done. After the first
+// group of ranks it also retries when it is refused. at describes the dialed rank.
 func dial(ctx context.Context, o Options, w *waiting, at, address string, h hello) (net.Conn, [16]byte, error) {
 	var last error // error of the last attempt that ctx did not end
 	w.set(func() string {
@@ -452,7 +452,8 @@ func dial(ctx context.Context, o Options, w *waiting, at, address string, h hell
 				return conn, run, nil
 			}
 			conn.Close()
-			if cause := context.Cause(ctx); !errors.Is(err, errSilent) && (cause == nil || !errors.Is(err, cause)) {
+			again := errors.Is(err, errSilent) || o.Generation > 0
+			if cause := context.Cause(ctx); !again && (cause == nil || !errors.Is(err, cause)) {
 				return nil, run, err
 			}
 		}

@@ -72,6 +72,56 @@ func TestRefused(t *testing.T) {
 	}
 }
 
+// Rank 0 listens at the socket of its first group again. A rank of the new group that comes while
+// rank 0 still waits in the group before is refused, dials again, and joins.
+func TestNextGroup(t *testing.T) {
+	l := listen(t)
+	f, err := l.(*net.TCPListener).File()
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.Close()
+	fd := int(f.Fd())
+	keptFiles.byNumber[fd] = f // a second file of the descriptor would close it twice
+	t.Cleanup(func() {
+		delete(keptFiles.byNumber, fd)
+		f.Close()
+	})
+	before := Options{Address: l.Addr().String(), Size: 2, Secret: "before", ListenFD: fd, KeepFD: true,
+		interval: time.Millisecond}
+	waiting, until := told()
+	before.Waiting = waiting
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var running sync.WaitGroup
+	running.Go(func() {
+		_, err := Join(ctx, before)
+		wants(t, "rank 0 of the group before", err, "waits for rank 1", "has refused")
+	})
+	after := before
+	after.Secret, after.Generation, after.Waiting = "after", 1, nil
+	errs, links := make([]error, 2), make([]comm.Transport, 2)
+	join := func(rank int) {
+		o := after
+		o.Rank = rank
+		links[rank], errs[rank] = Join(t.Context(), o)
+	}
+	var group sync.WaitGroup
+	group.Go(func() { join(1) })
+	until("has refused")
+	cancel()
+	running.Wait()
+	group.Go(func() { join(0) })
+	group.Wait()
+	if err := errors.Join(errs...); err != nil {
+		t.Fatal(err)
+	}
+	for _, link := range links {
+		group.Go(func() { link.Close() })
+	}
+	group.Wait()
+}
+
 func TestStrangers(t *testing.T) {
 	listener := listen(t)
 	o := Options{Address: listener.Addr().String(), Size: 2, Secret: "s3cret"}

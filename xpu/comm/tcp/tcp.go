@@ -10,6 +10,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -28,9 +29,13 @@ type Options struct {
 	// host:port that this rank binds; "" is Address for rank 0, and a free port on all interfaces
 	// for the other ranks
 	Listen string
-	// rank 0: file descriptor of a socket that already listens at Address; Join closes it; 0: not
-	// set
+	// rank 0: file descriptor of a socket that already listens at Address; 0: not set. Join closes
+	// it, unless KeepFD is set: the process may listen there again, for a later group
 	ListenFD int
+	KeepFD   bool
+	// number of groups before this one whose ranks had the same processes. If it is not 0, a rank
+	// that refuses this rank is dialed again, because it may still be joining the group before
+	Generation int
 	// host or host:port at which the other ranks reach this rank; "" is the address that rank 0
 	// sees. Not used by rank 0, which has Address.
 	Announce string
@@ -55,8 +60,11 @@ const (
 	SizeVariable    = "MULA_WORLD"
 	AddressVariable = "MULA_ADDRESS"
 	SecretVariable  = "MULA_SECRET"
-	// of rank 0 alone, if mula launch runs on its machine
+	// of rank 0 alone, if mula launch runs on its machine; with hot spares of all ranks there
 	ListenFDVariable = "MULA_LISTEN_FD"
+	KeepVariable     = "MULA_LISTEN_KEEP" // 1 sets KeepFD
+	// of ranks of a later group; "" is the first group
+	GenerationVariable = "MULA_GENERATION"
 
 	// The user may set these.
 	ListenVariable      = "MULA_LISTEN"
@@ -91,6 +99,14 @@ func FromEnvironment() (Options, bool, error) {
 		if o.ListenFD, err = strconv.Atoi(text); err != nil || o.ListenFD < 3 {
 			return Options{}, true, fmt.Errorf("tcp: environment variable %s is %q; it must be the number of a file "+
 				"descriptor from 3", ListenFDVariable, text)
+		}
+	}
+	o.KeepFD = os.Getenv(KeepVariable) == "1"
+	if text := os.Getenv(GenerationVariable); text != "" {
+		var err error
+		if o.Generation, err = strconv.Atoi(text); err != nil || o.Generation < 0 {
+			return Options{}, true, fmt.Errorf("tcp: environment variable %s is %q; it must be a number from 0",
+				GenerationVariable, text)
 		}
 	}
 	if text := os.Getenv(JoinTimeoutVariable); text != "" {
@@ -177,14 +193,16 @@ func Join(ctx context.Context, o Options) (comm.Transport, error) {
 // listen binds the port at which this rank waits for other ranks.
 func (o Options) listen(ctx context.Context) (net.Listener, error) {
 	if o.ListenFD != 0 && o.Rank == 0 {
-		f := os.NewFile(uintptr(o.ListenFD), ListenFDVariable)
+		f := o.inherited()
 		listener, err := net.FileListener(f)
 		if err != nil {
 			return nil, fmt.Errorf("tcp: file descriptor %d (%s) is no listening socket: %w", o.ListenFD,
 				ListenFDVariable,
 				err)
 		}
-		f.Close() // listener has a duplicate
+		if !o.KeepFD {
+			f.Close() // listener has a duplicate
+		}
 		return listener, nil
 	}
 	address, variable := o.Listen, ListenVariable
@@ -213,6 +231,27 @@ func (o Options) listen(ctx context.Context) (net.Listener, error) {
 	}
 	return nil, fmt.Errorf("tcp: rank %d cannot listen at %s (%s): %w%s", o.Rank, address, variable, err, hint)
 }
+
+// inherited returns the file of ListenFD.
+func (o Options) inherited() *os.File {
+	if !o.KeepFD {
+		return os.NewFile(uintptr(o.ListenFD), ListenFDVariable)
+	}
+	keptFiles.Lock()
+	defer keptFiles.Unlock()
+	f := keptFiles.byNumber[o.ListenFD]
+	if f == nil {
+		f = os.NewFile(uintptr(o.ListenFD), ListenFDVariable)
+		keptFiles.byNumber[o.ListenFD] = f
+	}
+	return f
+}
+
+// keptFiles are the files of ListenFD with KeepFD. A file without a reference would be closed.
+var keptFiles = struct {
+	sync.Mutex
+	byNumber map[int]*os.File
+}{byNumber: map[int]*os.File{}}
 
 // join is Join with this rank's listener, which it closes.
 func join(ctx context.Context, o Options, listener net.Listener) (comm.Transport, error) {
