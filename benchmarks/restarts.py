@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
 """Measures the cost of failures under `mula launch`.
 
-A run whose ranks are all killed every --kill-every seconds alternates with the same run without
-kills.
+A run whose ranks are killed every --kill-every seconds alternates with the same run without kills.
 
     make build
     python3 benchmarks/restarts.py [--rounds 2] [--steps 3000] [--kill-every 30] [--save-every 100]
+        [--kill all|one] [--hot-spares N] [--snapshot-every N] [--kills N]
         [--back-off 5s] [--layout expert_dp=2,ep=2] [--preset mula-nano] [--work DIR]
+
+With --kill one, one random rank is killed each time, also rank 0. With --hot-spares, the other
+ranks keep their processes, and a hot spare takes over.
 
 ezpz reports the same experiment (24 ranks, 3,000 steps, SIGKILL of all ranks every 90 s, a
 checkpoint every 100 steps): 5.81 min become 8.04 (+38 %), a restart takes 10.4 to 11.1 s, 57 to 71
@@ -16,7 +19,10 @@ overhead  wall time of the command with kills, divided by its time without, minu
 restart   from the end of the killed ranks to the first step of the new ranks: the launcher's wait
           (--back-off) and the setup (starting, verifying and reading the checkpoint, measuring the
           machine's peak)
+kill      from a kill to the start of the next step, and to the start of the step after it, by the
+          heartbeat
 lost      steps that were repeated
+load      the machine's load average over a minute, at the kills
 advice    the launcher's recommendation for checkpoint.every
 
 At the end the weights of both runs are compared. They are bit-identical, or the script fails.
@@ -44,7 +50,8 @@ def prepare(a, work):
     layout = f"layout: {{{a.layout.replace('=', ': ').replace(',', ', ')}}}\n" if a.layout else ""
     (work / "train.yaml").write_text(
         f"output: run\nmodel: {{preset: {a.preset}}}\nbatch_size: {a.batch_size}\nsteps: {a.steps}\n"
-        f"checkpoint: {{every: {a.save_every}, keep: 2}}\nevaluate: {{every: 0}}\n{layout}"
+        f"checkpoint: {{every: {a.save_every}, keep: 2, snapshot_every: {a.snapshot_every}, "
+        f"snapshot_dir: {work / 'memory'}}}\nevaluate: {{every: 0}}\n{layout}"
     )
     for args in (
         ["tokenizer", "train", "--vocab-size", "1000", "docs.jsonl"],
@@ -67,34 +74,69 @@ def children(pid):
     return found
 
 
+def heartbeat(work):
+    """The newest heartbeat of the run, with its attempt; {} while it is being written."""
+    try:
+        path = max((work / "run" / "launch").glob("attempt-*/heartbeat"))
+        return {"attempt": path.parent.name} | json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+
+
+def moment(beat):
+    return datetime.datetime.fromisoformat(beat["time"]).timestamp()
+
+
+def kill(a, launcher, work):
+    """Kills ranks, and waits for the next step. Returns the times of the kill and of the next two
+    steps, the steps done at the kill and after it, and the load; or None if the run has ended."""
+    pids = sorted(children(launcher.pid))
+    pids = pids[: len(pids) - a.hot_spares]  # the youngest processes are spares
+    beat = heartbeat(work)
+    if not pids or beat.get("section") != "step":
+        return None
+    began, load = time.time(), os.getloadavg()[0]
+    for pid in pids if a.kill == "all" else [random.choice(pids)]:
+        os.kill(pid, signal.SIGKILL)
+    first = None
+    while launcher.poll() is None:
+        now = heartbeat(work)
+        group = [(b.get("attempt"), b.get("generation")) for b in (beat, now)]
+        if group[0] != group[1] and now.get("section") == "step":
+            first = first or now
+            if now["step"] > now["from"]:
+                start = moment(first) if first["step"] == first["from"] else None
+                return {"start": start and start - began, "next": moment(now) - began, "load": load,
+                        "lost": beat["step"] - now["from"]}
+        time.sleep(0.002)
+    return None
+
+
 def run(a, work, kill_every):
-    """Returns wall seconds, the result of the launcher, and the number of kills."""
+    """Returns wall seconds, the result of the launcher, and the kills."""
     shutil.rmtree(work / "run", ignore_errors=True)
-    began, kills = time.monotonic(), 0
-    with open(work / "log", "w") as log:
-        p = subprocess.Popen(
-            [a.mula, "launch", "--json", "--back-off", a.back_off, "--", "train"],
-            cwd=work,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-        )
+    shutil.rmtree(work / "memory", ignore_errors=True)
+    (work / "memory").mkdir()
+    began, kills = time.monotonic(), []
+    command = [a.mula, "launch", "--json", "--back-off", a.back_off]
+    if a.hot_spares:
+        command += ["--hot-spares", str(a.hot_spares)]
+    with open(work / "log", "w") as log, open(work / "out", "w") as out:
+        p = subprocess.Popen([*command, "--", "train"], cwd=work, stdout=out, stderr=log)
+        next_kill = began + kill_every if kill_every else None
         while True:
             try:
-                out, _ = p.communicate(timeout=kill_every)
+                p.wait(timeout=next_kill and max(0, next_kill - time.monotonic()))
                 break
             except subprocess.TimeoutExpired:
-                if kill_every:
-                    kills += 1
-                    for pid in children(p.pid):
-                        try:
-                            os.kill(pid, signal.SIGKILL)
-                        except ProcessLookupError:
-                            pass
-    seconds = time.monotonic() - began
+                kills.append(kill(a, p, work))
+                next_kill += kill_every
+                if len(kills) == a.kills:
+                    next_kill = None
+    seconds, text = time.monotonic() - began, (work / "out").read_text()
     if p.returncode:
         sys.exit(f"mula launch: exit code {p.returncode}\n{(work / 'log').read_text()[-4000:]}")
-    return seconds, json.loads(out[out.index('{\n  "outcome"') :]), kills
+    return seconds, json.loads(text[text.index('{\n  "outcome"') :]), [k for k in kills if k]
 
 
 def weights(a, work):
@@ -109,6 +151,10 @@ def main():
     p.add_argument("--steps", type=int, default=3000)
     p.add_argument("--kill-every", type=float, default=30, help="seconds from kill to kill")
     p.add_argument("--save-every", type=int, default=100)
+    p.add_argument("--kill", choices=["all", "one"], default="all", help="kill all ranks, or a random one")
+    p.add_argument("--kills", type=int, help="kill at most this often in a run")
+    p.add_argument("--hot-spares", type=int, default=0)
+    p.add_argument("--snapshot-every", type=int, default=0)
     p.add_argument("--back-off", default="5s")
     p.add_argument("--layout", default="", help="for example expert_dp=2,ep=2; each rank is a process")
     p.add_argument("--preset", default="mula-nano")
@@ -120,14 +166,16 @@ def main():
     with tempfile.TemporaryDirectory(dir=a.work) as folder:
         work = pathlib.Path(folder)
         prepare(a, work)
-        whole, killed, restarts, setups, lost, advice = [], [], [], [], [], None
+        whole, killed, restarts, setups, lost, all_kills, advice = [], [], [], [], [], [], None
         for n in range(a.rounds):
             seconds, result, _ = run(a, work, None)
             whole.append(seconds)
             want = weights(a, work)
             seconds, result, kills = run(a, work, a.kill_every)
             killed.append(seconds)
+            all_kills += kills
             attempts = result["attempts"]
+            replaced = sum(len(t.get("replaced", [])) for t in attempts)
             for one, two in zip(attempts, attempts[1:]):
                 end, start = (datetime.datetime.fromisoformat(t) for t in (one["end"], two["start"]))
                 restarts.append((start - end).total_seconds() + two["setup_seconds"])
@@ -137,8 +185,8 @@ def main():
             if weights(a, work) != want:
                 sys.exit("the weights of the runs with and without kills differ")
             print(
-                f"round {n + 1}: {whole[-1]:.1f} s without, {killed[-1]:.1f} s with {kills} kills ({len(attempts)} "
-                "attempts); the same weights",
+                f"round {n + 1}: {whole[-1]:.1f} s without, {killed[-1]:.1f} s with {len(kills)} kills "
+                f"({len(attempts)} attempts, {replaced} replacements by hot spares); the same weights",
                 flush=True,
             )
         base, broken = statistics.median(whole), statistics.median(killed)
@@ -149,6 +197,16 @@ def main():
                 f"which setup {statistics.median(setups):.2f}"
             )
             print(f"lost      {min(lost)} to {max(lost)} steps each time, median {statistics.median(lost):.0f}")
+        if all_kills:
+            starts = sorted(k["start"] for k in all_kills if k["start"] is not None)
+            nexts, loads = sorted(k["next"] for k in all_kills), [k["load"] for k in all_kills]
+            print(
+                f"kill      to the next step: median {statistics.median(starts):.2f} s, {starts[0]:.2f} to "
+                f"{starts[-1]:.2f} ({len(starts)} kills); to the step after it: median {statistics.median(nexts):.2f} "
+                f"s, {nexts[0]:.2f} to {nexts[-1]:.2f}"
+            )
+            print(f"lost      median {statistics.median(k['lost'] for k in all_kills):.0f} steps a kill")
+            print(f"load      {min(loads):.1f} to {max(loads):.1f} on {os.cpu_count()} cores")
         if advice:
             print(
                 f"advice    a save takes {advice['save_seconds']:.3f} s and a step {advice['step_seconds']:.4f} s: "
