@@ -12,7 +12,7 @@ ENVIRONMENTS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/mula/conformance
 VERSION ?= $(patsubst v%,%,$(shell git describe --tags --match 'v[0-9]*' --dirty 2>/dev/null))
 LDFLAGS = $(if $(VERSION),-X mula/internal/version.number=$(VERSION))
 
-.PHONY: help build check dist man site screenshots test test-long race lint fmt fuzz bench bench-index bench-encoding bench-training bench-products bench-kernels bench-loaders simulate-ranks simulate-cluster pvc nvidia gpu gpu-programs conformance conformance-ids conformance-layouts conformance-huggingface slurm ray quickstart clean
+.PHONY: help build check dist man site screenshots test test-long race lint fmt fuzz bench bench-index bench-encoding bench-training bench-products bench-kernels bench-loaders simulate-ranks simulate-cluster pvc nvidia gpu gpu-programs conformance conformance-ids conformance-layouts conformance-huggingface slurm hosts ray quickstart clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 26
@@ -150,6 +150,9 @@ conformance-huggingface: build ## compare logits, gradients, weights and tokens 
 # after changes of examples/slurm or train/launch.
 slurm: build ## run the templates of examples/slurm in a Slurm of four nodes on this machine (two minutes; needs slurm-wlm, munge)
 	conformance/slurm.sh
+
+hosts: build ## lose a host of a run in five ways, with ssh, Hydra and Open MPI on this machine (five minutes; needs root, openssh-server, mpich, openmpi-bin; ARGS='--with tcp --faults dead wrong')
+	conformance/hosts.py $(ARGS)
 
 ray: build ## run examples/ray and the recipe for Ray Train in a Ray of four nodes on this machine (a few minutes)
 	conformance/environments.sh $(ENVIRONMENTS) ray
