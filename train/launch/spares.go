@@ -219,8 +219,8 @@ func (w *attemptWatch) assign() string {
 	w.exits, w.firstDied = nil, time.Time{}
 	s.watch.begin(time.Now())
 	w.last = record.Heartbeat{}
-	s.Notice(fmt.Sprintf("%s; a hot spare on %s takes over %s", r.Reason, strings.Join(slices.Compact(r.Hosts), ", "),
-		rankList(r.Ranks)))
+	s.Notice(fmt.Sprintf("%s; a hot spare on %s takes over %s", r.Reason,
+		strings.Join(slices.Compact(slices.Clone(r.Hosts)), ", "), rankList(r.Ranks)))
 	for range r.Ranks {
 		w.addSpare()
 	}

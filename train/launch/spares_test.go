@@ -247,6 +247,11 @@ func TestHotSpares(t *testing.T) {
 				if got := len(result.Attempts[0].Replaced); got != groups {
 					t.Errorf("%d replacements are recorded, want %d", got, groups)
 				}
+				for _, r := range result.Attempts[0].Replaced {
+					if len(r.Hosts) != len(r.Ranks) || slices.Contains(r.Hosts, "") {
+						t.Errorf("ranks %v were replaced on hosts %q", r.Ranks, r.Hosts)
+					}
+				}
 				if _, restarted := strings.CutPrefix(test.attempts, "aabb "); len(result.Attempts) != 1 && !restarted {
 					t.Errorf("%+v", result.Attempts)
 				}
