@@ -2,11 +2,12 @@
 """Runs `mula launch` on three hosts. One of them fails. Compares the weights of the run with an
 unbroken run's.
 
-    conformance/hosts.py [--with tcp hydra openmpi] [--faults dead dies silent stops wrong]
+    conformance/hosts.py [--with tcp hot hydra openmpi] [--faults dead dies silent stops wrong]
 
 The hosts are this machine: each is an sshd of Debian at an address of 127.0.0.0/8, in a UTS
-namespace of its own. Ranks are started by `mula launch` over ssh, by MPICH's Hydra over ssh, and by
-Open MPI over ssh. Two hosts are used, the third is a spare, and the second fails:
+namespace of its own. Ranks are started by `mula launch` over ssh, without and with hot spares, by
+MPICH's Hydra over ssh, and by Open MPI over ssh. Two hosts are used, the third is a spare, and the
+second fails:
 
 dead    it refuses connections from the start
 dies    its sshd and all processes are killed after 50 steps, and it refuses connections
@@ -25,6 +26,7 @@ addresses = ["127.0.0.11", "127.0.0.12", "127.0.0.13"]
 failing = addresses[1]
 launchers = {
     "tcp": lambda work: ["--remote-shell", str(work / "remote-shell")],
+    "hot": lambda work: ["--remote-shell", str(work / "remote-shell"), "--hot-spares", "2"],
     "hydra": lambda work: [
         "--with", "mpiexec", "--mpiexec", f"mpiexec.mpich -launcher ssh -launcher-exec {work / 'remote-shell'}",
     ],
@@ -204,6 +206,12 @@ def run(work, hosts, launcher, fault, want):
           "; ".join(f"{a['outcome']} after step {a['step']}" for a in attempts), flush=True)  # fmt: skip
     if weights(work / name) != want:
         return "the weights differ from the weights of the unbroken run"
+    if launcher == "hot" and fault in ("dies", "stops"):  # the other ranks go on
+        replaced = last.get("replaced", [{}])
+        if len(attempts) > 1 or len(replaced) > 1 or replaced[0].get("lost") != [failing] * 2 or \
+                replaced[0]["hosts"] != [addresses[2]] * 2 or replaced[0]["from"] < 40:  # fmt: skip
+            return f"the attempts are {json.dumps(attempts)}"
+        return None
     if len(attempts) < 2 or failing in last["hosts"] or addresses[2] not in last["hosts"]:
         return f"the attempts are {json.dumps(attempts)}"
     if fault in ("dies", "stops", "wrong") and last["from"] < 40:
