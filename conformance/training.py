@@ -11,6 +11,7 @@ Both start from the same weights and use the same batches.
     … conformance/training.py --set families [--write]                       parts of other families
     … conformance/training.py --set balance [--write]                   aux_loss: {form: global}
     … conformance/training.py --set predictions [--write]               multi-token prediction
+    … conformance/training.py --set noise [--write]                     noise of routers
 
 The text is made by formula. mula makes the tokenizer, the shard, the plan, the batches (mula
 stream) and the initial weights (the checkpoint of a run whose only step has a learning rate of
@@ -33,13 +34,16 @@ transformers does not compute layers of multi-token prediction. With --set predi
 computes them from the formula in docs/reference/models.md, with transformers' own decoder layers
 and norms.
 
+With --set noise, transformers multiplies by the random numbers that docs/reference/models.md
+describes, which this script computes with numpy, instead of torch's.
+
 With --precision bf16_mixed and bf16_compact, the reference is the model in bfloat16, with bfloat16
 activations and gradients. Its optimizer has float32 masters and adds the gradients of micro-batches
 in float32. It rounds more than mula.
 
 --write writes the reference's numbers to golden/training.json, golden/mixed.json,
-golden/families.json, golden/balance.json or golden/predictions.json. go test ./conformance compares
-mula's numbers with them.
+golden/families.json, golden/balance.json, golden/predictions.json or golden/noise.json. go test
+./conformance compares mula's numbers with them.
 """
 
 import argparse, hashlib, json, math, pathlib, subprocess, sys, tempfile, time
@@ -271,6 +275,70 @@ def predictions(preset, batch):
     }
 
 
+def noise(preset, batch):
+    """Returns the train.yaml of a run with noise of routers."""
+    return {
+        "Mixtral, noise of routers, two micro-batches": {
+            **runs(preset, batch)["OLMo, dense"],
+            "seed": 5,
+            "micro_batch_size": batch // 2,
+            "model": {
+                "preset": preset,
+                "model_type": "mixtral",
+                "norm_topk_prob": True,
+                "num_key_value_heads": 2,
+                "router_jitter_noise": 0.1,
+            },
+        },
+    }
+
+
+class Noise:
+    """The random factors of the inputs of routers, instead of the factors of torch.Tensor.uniform_.
+
+    A forward pass calls uniform_ once in each layer, in order.
+    """
+
+    def __init__(self, seed, epsilon):
+        self.seed, self.epsilon, self.layer, self.first = seed, epsilon, 0, 0
+
+    def start(self, step, first):
+        """Starts a forward pass whose first token has the number first in its step."""
+        self.layer, self.first, self.state = 0, first, step_seed((self.seed + 0x6A09E667F3BCC908) % 2**64, step)
+
+    def uniform_(self, x, low, high):
+        import numpy, torch
+
+        rows, width = x.shape[0] * x.shape[1], x.shape[2]
+        state = mix64(mix64((self.state + self.layer) % 2**64))
+        with numpy.errstate(over="ignore"):
+            number = (numpy.arange(rows, dtype="uint64") + numpy.uint64(self.first)) << numpy.uint64(32)
+            z = number[:, None] + numpy.arange(width, dtype="uint64") + numpy.uint64(1)
+            z = z * numpy.uint64(0x9E3779B97F4A7C15) + numpy.uint64(state)
+            z = (z ^ z >> numpy.uint64(30)) * numpy.uint64(0xBF58476D1CE4E5B9)
+            z = (z ^ z >> numpy.uint64(27)) * numpy.uint64(0x94D049BB133111EB)
+            z = z ^ z >> numpy.uint64(31)
+        u = (z >> numpy.uint64(40)).astype("float64") / 2**23 - 1
+        self.layer += 1
+        assert abs(high - 1 - self.epsilon) < 1e-9 and abs(1 - low - self.epsilon) < 1e-9
+        return torch.from_numpy(1 + self.epsilon * u).to(x.dtype).view(x.shape)
+
+
+def mix64(z):
+    """The finaliser of SplitMix64."""
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+    z = (z ^ z >> 27) * 0x94D049BB133111EB % 2**64
+    return z ^ z >> 31
+
+
+def step_seed(seed, step):
+    """The first output of PCG-DXSM in the form of Go's math/rand/v2, of the state (seed, step)."""
+    state = ((seed << 64 | step) * 0x2360ED051FC65DA44385DF649FCCF645 + 0x5851F42D4C957F2D14057B7EF767814F) % 2**128
+    high, low = state >> 64, state % 2**64
+    high = (high ^ high >> 32) * 0xDA942042E4DD58B5 % 2**64
+    return (high ^ high >> 48) * (low | 1) % 2**64
+
+
 class Predictions:
     """The layers of multi-token prediction of a model.
 
@@ -469,10 +537,15 @@ def reference(checkpoint, config, batches, attention="eager", experts="eager", r
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: learning_rate(schedule, step))
     rows = len(batches[0]) if form == "global" else config["micro_batch_size"]
     out = []
-    for batch in batches:
+    noise = Noise(config["seed"], config["model"].get("router_jitter_noise", 0))
+    uniform = torch.Tensor.uniform_
+    if noise.epsilon:
+        torch.Tensor.uniform_ = lambda x, low, high: noise.uniform_(x, low, high)
+    for step, batch in enumerate(batches):
         sums, parts = dict(loss=0.0, aux_loss=0.0, z_loss=0.0), batch.split(rows)
         predicted = [0.0] * len(ahead.layers)
-        for part in parts:
+        for number, part in enumerate(parts):
+            noise.start(step, number * rows * (part.shape[1] - 1))
             targets = part[:, 1:].contiguous()
             answer = model(
                 input_ids=part[:, :-1],
@@ -521,6 +594,7 @@ def reference(checkpoint, config, batches, attention="eager", experts="eager", r
                 for p, master in zip(weights, masters):
                     p.copy_(master)
         out.append(sums)
+    torch.Tensor.uniform_ = uniform
     return out
 
 
@@ -532,7 +606,10 @@ def main():
     ap.add_argument("--length", type=int, default=64)
     ap.add_argument("--precision", choices=["fp32", "bf16_mixed", "bf16_compact"], default="fp32")
     ap.add_argument(
-        "--set", choices=["runs", "families", "balance", "predictions"], default="runs", help="the runs to compare"
+        "--set",
+        choices=["runs", "families", "balance", "predictions", "noise"],
+        default="runs",
+        help="the runs to compare",
     )
     ap.add_argument("--write", action="store_true", help="write the golden file of the precision")
     args = ap.parse_args()
@@ -560,7 +637,7 @@ def main():
     with tempfile.TemporaryDirectory() as tmp:
         work = pathlib.Path(tmp)
         text, batches = prepare(args.mula, work, args.batch, args.length)
-        sets = {"runs": runs, "families": families, "balance": balance, "predictions": predictions}
+        sets = {"runs": runs, "families": families, "balance": balance, "predictions": predictions, "noise": noise}
         configs = sets[args.set]
         for i, (name, config) in enumerate(configs(args.preset, args.batch).items()):
             config["precision"] = args.precision

@@ -75,6 +75,9 @@ func TestTrainingPredictions(t *testing.T) {
 	testTraining(t, "golden/predictions.json", 2, "fp32", 1e-3)
 }
 
+// Noise of routers, with the same random numbers in transformers' Mixtral.
+func TestTrainingNoise(t *testing.T) { testTraining(t, "golden/noise.json", 1, "fp32", 1e-3) }
+
 // testTraining compares losses in a precision with the losses of a golden file with this number of
 // runs. router is the relative tolerance of the losses of the router.
 func testTraining(t *testing.T, path string, runs int, precision string, router float64) {
