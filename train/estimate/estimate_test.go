@@ -294,9 +294,11 @@ func TestSchemes(t *testing.T) {
 // The general formula of activations equals the allocations of package moe, where moe computes a
 // complete model on one rank.
 func TestActivations(t *testing.T) {
-	for _, name := range []string{"mula-tiny", "mula-mini", "mula-1b", "mula-7b-a1b"} {
+	predicting := preset(t, "mula-mini")
+	predicting.Architecture, predicting.ClipQKV, predicting.PredictionLayers = moe.GLM4MoE, 0, 2
+	for name, c := range map[string]moe.Config{"mula-tiny": preset(t, "mula-tiny"), "mula-mini": preset(t, "mula-mini"),
+		"mula-1b": preset(t, "mula-1b"), "mula-7b-a1b": preset(t, "mula-7b-a1b"), "predicting": predicting} {
 		for _, recompute := range []moe.Recompute{moe.RecomputeNone, moe.RecomputeExperts, moe.RecomputeLayers} {
-			c := preset(t, name)
 			l := Layout{Shape: shape(1, 1, 1), Optimizer: EPSO, Dispatch: moe.AllToAll, BatchSize: 2, MicroBatchSize: 2,
 				SequenceLength: 1024, Recompute: recompute}
 			other := Mula

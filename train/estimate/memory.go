@@ -305,6 +305,10 @@ func layerActivations(c moe.Config, l Layout, layer int) (saved, scratch int64) 
 		input += int64(c.Experts) + 4*rows + 1 // numbers that the router saves
 		scratch += 2*rows*h + int64(c.Experts) + rows
 	}
+	if layer >= c.Layers { // its output, and norms; inputs of the projection, and gradients of heads' inputs
+		input += h + 4
+		scratch += 4*h + int64(c.PredictionLayers+1)*h
+	}
 	switch l.Recompute {
 	case moe.RecomputeExperts:
 		return input + attention, scratch + products
