@@ -282,7 +282,10 @@ func (s *Snapshots) copyFiles(ctx context.Context, world *comm.Comm, c *writer, 
 		defer in.close()
 		copies = append(copies, in)
 	}
-	buffer, received, done := make([]byte, copyChunk), make([]byte, copyChunk), make([]byte, 1)
+	buffer, received, done := make([]byte, largestPiece(sent)), []byte(nil), make([]byte, 1)
+	for _, in := range copies {
+		received = slices.Grow(received, largestPiece(in.pieces))
+	}
 	for i, more := 0, true; more; i++ {
 		more = false
 		if i < len(sent) {
@@ -338,6 +341,14 @@ func (c *snapshotContent) pieces(rank int) (pieces []filePiece) {
 		}
 	}
 	return pieces
+}
+
+// largestPiece returns the number of bytes of the largest piece.
+func largestPiece(pieces []filePiece) (bytes int) {
+	for _, p := range pieces {
+		bytes = max(bytes, p.bytes)
+	}
+	return bytes
 }
 
 // A pieceReader reads pieces of files in order.
