@@ -26,10 +26,22 @@ type store struct {
 
 // A claim is the last state of a lock that this process knows to hold.
 type claim struct {
-	mu    sync.Mutex
+	turn  chan struct{} // has a value while one goroutine sends requests about the claim
 	info  objects.Info
 	beats int
 }
+
+// begin waits for the turn of this goroutine. It reports whether that came before the end of ctx.
+func (c *claim) begin(ctx context.Context) bool {
+	select {
+	case c.turn <- struct{}{}:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+func (c *claim) end() { <-c.turn }
 
 // noHolder is the content of an object in place of a stale lock.
 const noHolder = "{}\n"
@@ -60,7 +72,7 @@ func (s *store) create(path string) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.held[path] = &claim{info: info}
+	s.held[path] = &claim{turn: make(chan struct{}, 1), info: info}
 	return nil
 }
 
@@ -112,10 +124,12 @@ func (s *store) beat(path string) {
 	if c == nil {
 		return
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	ctx, cancel := context.WithTimeout(s.ctx, beatTime)
 	defer cancel()
+	if !c.begin(ctx) {
+		return
+	}
+	defer c.end()
 	c.beats++
 	next := s.text
 	next.Beats = c.beats
@@ -144,10 +158,13 @@ func (s *store) remove(path string) {
 	if c == nil {
 		return
 	}
-	c.mu.Lock() // a heartbeat after the removal would create the object again if a store ignores its condition
-	defer c.mu.Unlock()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(s.ctx), releaseTime)
 	defer cancel()
+	// A heartbeat after the removal would create the object again if a store ignores its condition.
+	if !c.begin(ctx) {
+		return
+	}
+	defer c.end()
 	content, _, err := objects.ReadFile(ctx, path, maxLock)
 	if err == nil && s.text.wrote(content) {
 		_ = objects.Remove(ctx, path) // a lock that stays becomes stale

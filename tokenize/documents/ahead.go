@@ -19,8 +19,10 @@ type ahead struct {
 	// blocks that were read, in order, the error last; nil if nothing is being read. Closed when
 	// the goroutine has ended
 	full chan aheadBlock
-	free chan []byte // memory to read into; nil until it is needed
+	free chan []byte // memory to read into
 	quit chan struct{}
+	// between two files, the memory; nil until it is needed
+	memory [aheadBlocks][]byte
 
 	handed int64  // bytes that Read has returned
 	block  []byte // the memory that contains rest
@@ -33,14 +35,6 @@ type aheadBlock struct {
 	n      int   // bytes of it that were read
 	input  int64 // bytes of the file that this consumed
 	err    error // after them
-}
-
-func newAhead() *ahead {
-	a := &ahead{free: make(chan []byte, aheadBlocks)}
-	for range aheadBlocks {
-		a.free <- nil
-	}
-	return a
 }
 
 // startFile starts to read a file unchanged. Its first limit bytes are hashed; limit -1 means all.
@@ -75,13 +69,16 @@ func (a *ahead) startDecoder(decoder io.Reader, file *ahead) {
 // of the file they consumed.
 func (a *ahead) start(r io.Reader, seen func(p []byte) int64) {
 	a.err, a.handed = nil, 0
-	full, quit := make(chan aheadBlock, aheadBlocks), make(chan struct{})
-	a.full, a.quit = full, quit
+	full, free, quit := make(chan aheadBlock, aheadBlocks), make(chan []byte, aheadBlocks), make(chan struct{})
+	for _, memory := range a.memory {
+		free <- memory
+	}
+	a.full, a.free, a.quit = full, free, quit
 	go func() {
 		defer close(full)
 		for {
 			select {
-			case memory := <-a.free:
+			case memory := <-free:
 				if memory == nil {
 					memory = make([]byte, aheadBytes)
 				}
@@ -132,5 +129,8 @@ func (a *ahead) stop() {
 	for b := range a.full {
 		a.free <- b.memory
 	}
-	a.full, a.rest, a.onRead = nil, nil, nil
+	for i := range a.memory {
+		a.memory[i] = <-a.free
+	}
+	a.full, a.free, a.rest, a.onRead = nil, nil, nil, nil
 }

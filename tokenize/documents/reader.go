@@ -80,7 +80,7 @@ type machine struct {
 	slab         slab
 }
 
-var machines = sync.Pool{New: func() any { return &machine{raw: newAhead(), decoded: newAhead()} }}
+var machines = sync.Pool{New: func() any { return &machine{raw: new(ahead), decoded: new(ahead)} }}
 
 // buffer returns the buffer of an ahead, which is allocated on first use.
 func buffer(b **bufio.Reader, of *ahead) *bufio.Reader {

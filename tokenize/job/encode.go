@@ -104,13 +104,16 @@ func (b *batch) encode(encoder *tokenize.Encoder, o *Options, l *live) {
 
 // work encodes batches until ctx ends. It finishes the batch in progress.
 func (p *process) work(ctx context.Context) {
-	encoder := p.o.Tokenizer.NewEncoder(tokenize.EncodeOptions{Specials: p.o.Specials,
-		AddSpecialTokens: p.o.AddSpecialTokens})
+	var encoder *tokenize.Encoder // has megabytes of memory, which a worker without work does not need
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case b := <-p.toEncode:
+			if encoder == nil {
+				encoder = p.o.Tokenizer.NewEncoder(tokenize.EncodeOptions{Specials: p.o.Specials,
+					AddSpecialTokens: p.o.AddSpecialTokens})
+			}
 			b.encode(encoder, p.o, &p.live)
 		}
 	}

@@ -457,7 +457,8 @@ func newProcess(f *workDir, start time.Time) *process {
 		p.inFlight = max(o.Memory/4, 1)
 		p.readers = int(min(int64(p.readers), max(1, o.Memory/2/f.d.SegmentBytes)))
 		p.writers = min(p.writers, 4)
-		p.order = &shuffle{b: p.unitQueue, memory: max(o.tuning.memory/int64(p.writers), minGathering)}
+		p.order = &shuffle{b: p.unitQueue, memory: max(o.tuning.memory/int64(p.writers), minGathering),
+			turn: make(chan struct{}, 1)}
 	}
 	p.memory = semaphore.NewWeighted(p.inFlight)
 	return p

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"sort"
 	"sync"
+	"sync/atomic"
 
 	"mula/internal/filesystem"
 	"mula/shards"
@@ -24,8 +25,10 @@ type shuffle struct {
 	b      *unitQueue
 	memory int64 // for the documents of one iteration
 
-	mu       sync.Mutex
-	loaded   bool
+	turn      chan struct{} // has a value while load runs
+	forgotten atomic.Int64  // number of calls of forget
+	loaded    int64         // 1 + forgotten when the fields below were loaded; 0: they are not
+
 	segments []*sortedSegment
 	weight   int64 // of all segments together
 	units    int   // number of needed units
@@ -40,9 +43,14 @@ type sortedSegment struct {
 
 // load waits until all units are complete and reads their block lists.
 func (s *shuffle) load(ctx context.Context) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.loaded {
+	select {
+	case s.turn <- struct{}{}:
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	defer func() { <-s.turn }()
+	now := 1 + s.forgotten.Load()
+	if s.loaded == now {
 		return nil
 	}
 	s.segments, s.weight, s.units, s.rest = nil, 0, 0, 0
@@ -87,16 +95,12 @@ func (s *shuffle) load(ctx context.Context) error {
 		return err
 	}
 	s.segments = found
-	s.loaded = true
+	s.loaded = now
 	return nil
 }
 
 // forget makes load read the blocks again, after a segment was rewritten.
-func (s *shuffle) forget() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.loaded = false
-}
+func (s *shuffle) forget() { s.forgotten.Add(1) }
 
 func missed(u, n int, err error) error {
 	if errors.Is(err, errDamaged) || errors.Is(err, fs.ErrNotExist) {
