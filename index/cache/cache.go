@@ -324,7 +324,7 @@ func (r *run) run(ctx context.Context) error {
 	if err := r.prepare(ctx); err != nil {
 		return err
 	}
-	if r.locks, err = locks.Open(ctx, r.state, r.timing.Timing); err != nil {
+	if r.locks, err = locks.Open(ctx, nil, r.state, r.timing.Timing); err != nil {
 		return err
 	}
 	defer r.locks.Close()
@@ -455,7 +455,7 @@ func (r *run) clean(ctx context.Context) error {
 			return err
 		}
 	}
-	return locks.Clean(ctx, r.state)
+	return locks.Clean(ctx, nil, r.state)
 }
 
 // round tries each unit once. It returns the units that other processes hold, and the units that it

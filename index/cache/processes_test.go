@@ -307,7 +307,7 @@ func heldLock(t *testing.T, dir, marker string) (release func()) {
 	if err := os.MkdirAll(state, 0o777); err != nil {
 		t.Fatal(err)
 	}
-	set, err := locks.Open(t.Context(), state, quick.Timing)
+	set, err := locks.Open(t.Context(), nil, state, quick.Timing)
 	if err != nil {
 		t.Fatal(err)
 	}

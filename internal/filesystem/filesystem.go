@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"syscall"
+	"time"
 )
 
 // FS opens, renames, removes and lists files. Its methods do what the functions of package os with
@@ -19,6 +20,8 @@ type FS interface {
 	OpenFile(name string, flag int, perm fs.FileMode) (File, error)
 	Mkdir(name string, perm fs.FileMode) error
 	Rename(from, to string) error
+	Link(from, to string) error // makes a hard link
+	Chtimes(name string, accessed, modified time.Time) error
 	Remove(name string) error
 	Stat(name string) (fs.FileInfo, error)
 	ReadDir(name string) ([]fs.DirEntry, error)
@@ -144,6 +147,14 @@ func (OS) Mkdir(name string, perm fs.FileMode) error { return os.Mkdir(name, per
 
 // Rename implements [FS].
 func (OS) Rename(from, to string) error { return os.Rename(from, to) }
+
+// Link implements [FS].
+func (OS) Link(from, to string) error { return os.Link(from, to) }
+
+// Chtimes implements [FS].
+func (OS) Chtimes(name string, accessed, modified time.Time) error {
+	return os.Chtimes(name, accessed, modified)
+}
 
 // Remove implements [FS].
 func (OS) Remove(name string) error { return os.Remove(name) }

@@ -10,10 +10,12 @@ import (
 	"time"
 
 	"mula/internal/atomicfile"
+	"mula/internal/filesystem"
 )
 
 // A directory has locks that are files.
 type directory struct {
+	fsys   filesystem.FS
 	path   string
 	text   []byte // of the locks
 	source string // the file that the locks are hard links to
@@ -23,12 +25,12 @@ func (d *directory) open() error {
 	d.source = atomicfile.TempName(filepath.Join(d.path, runName))
 	// The file appears by a rename, so that a Watch cannot see it before its text is written.
 	draft := atomicfile.TempName(filepath.Join(d.path, "start"))
-	err := os.WriteFile(draft, d.text, 0o666)
+	err := filesystem.WriteFile(d.fsys, draft, d.text, 0o666)
 	if err == nil {
-		err = os.Rename(draft, d.source)
+		err = d.fsys.Rename(draft, d.source)
 	}
 	if err != nil {
-		os.Remove(draft)
+		d.fsys.Remove(draft)
 		var at *fs.PathError
 		var link *os.LinkError
 		switch { // the user does not know the temporary names
@@ -42,23 +44,23 @@ func (d *directory) open() error {
 	return nil
 }
 
-func (d *directory) close() { os.Remove(d.source) }
+func (d *directory) close() { d.fsys.Remove(d.source) }
 
 func (d *directory) create(path string) error {
 	if d.source == "" {
 		return errors.New("the set of locks is not open") // a link to no file falls back on O_EXCL
 	}
-	return put(d.source, path, d.text)
+	return d.put(d.source, path, d.text)
 }
 
 // put creates the file at path with the given content, which is also the content of the file from.
 // The error is [fs.ErrExist] if path exists.
-func put(from, path string, content []byte) error {
-	err := os.Link(from, path)
+func (d *directory) put(from, path string, content []byte) error {
+	err := d.fsys.Link(from, path)
 	if err == nil || errors.Is(err, fs.ErrExist) {
 		return err
 	}
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
+	f, err := d.fsys.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
 	if err != nil {
 		return err
 	}
@@ -67,20 +69,20 @@ func put(from, path string, content []byte) error {
 		err = e
 	}
 	if err != nil {
-		os.Remove(path)
+		d.fsys.Remove(path)
 	}
 	return err
 }
 
 func (d *directory) read(path string) (content []byte, changed time.Time, err error) {
-	info, err := os.Stat(path)
+	info, err := d.fsys.Stat(path)
 	if err != nil {
 		return nil, changed, err
 	}
 	if info.Size() > maxLock {
 		return nil, changed, fmt.Errorf("%s is not a lock file; remove it", path)
 	}
-	content, err = os.ReadFile(path)
+	content, err = filesystem.ReadFile(d.fsys, path)
 	return content, info.ModTime(), err
 }
 
@@ -91,9 +93,11 @@ func (d *directory) read(path string) (content []byte, changed time.Time, err er
 // process has acquired the lock meanwhile. In that case the holder of the lost lock finds out with
 // [Lock.Ours].
 func (d *directory) free(path string, stale []byte) error {
-	done := Alone(d.path)
-	defer done()
-	now, err := os.ReadFile(path)
+	if _, ok := d.fsys.(filesystem.OS); ok { // a test's file system cannot lock directories
+		done := Alone(d.path)
+		defer done()
+	}
+	now, err := filesystem.ReadFile(d.fsys, path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil // a lock that appears later belongs to another process
 	}
@@ -104,21 +108,21 @@ func (d *directory) free(path string, stale []byte) error {
 		return nil
 	}
 	away := atomicfile.TempName(path)
-	if err := os.Rename(path, away); err != nil {
+	if err := d.fsys.Rename(path, away); err != nil {
 		if errors.Is(err, fs.ErrNotExist) {
 			return nil
 		}
 		return err
 	}
-	defer os.Remove(away)
-	got, err := os.ReadFile(away)
+	defer d.fsys.Remove(away)
+	got, err := filesystem.ReadFile(d.fsys, away)
 	if err != nil {
 		return err
 	}
 	if bytes.Equal(got, stale) {
 		return nil
 	}
-	if err := put(away, path, got); err != nil && !errors.Is(err, fs.ErrExist) {
+	if err := d.put(away, path, got); err != nil && !errors.Is(err, fs.ErrExist) {
 		return fmt.Errorf("restoring it: %w", err)
 	}
 	return nil
@@ -132,17 +136,17 @@ func (d *directory) beat(path string) {
 	if path == "" {
 		path = d.source
 	}
-	_ = os.Chtimes(path, time.Time{}, time.Now())
+	_ = d.fsys.Chtimes(path, time.Time{}, time.Now())
 }
 
 func (d *directory) remove(path string) {
-	if content, err := os.ReadFile(path); err == nil && bytes.Equal(content, d.text) {
-		os.Remove(path)
+	if content, err := filesystem.ReadFile(d.fsys, path); err == nil && bytes.Equal(content, d.text) {
+		d.fsys.Remove(path)
 	}
 }
 
 func (d *directory) names() (names []string, err error) {
-	entries, err := os.ReadDir(d.path)
+	entries, err := d.fsys.ReadDir(d.path)
 	for _, e := range entries {
 		names = append(names, e.Name())
 	}

@@ -30,6 +30,7 @@ import (
 	"time"
 
 	"mula/internal/atomicfile"
+	"mula/internal/filesystem"
 	"mula/internal/objects"
 )
 
@@ -112,20 +113,21 @@ type Lock struct {
 	all  *Set
 }
 
-// Open prepares dir for locks: a directory, which must exist, or the URL of a folder of an object
-// store. The requests to the store end with ctx.
-func Open(ctx context.Context, dir string, timing Timing) (*Set, error) {
-	ls := newSet(ctx, dir, timing, text{Owner: atomicfile.Self(), Nonce: rand.Uint64()})
+// Open prepares dir for locks: a directory of fsys, which must exist, or the URL of a folder of an
+// object store. A nil fsys is the file system of the machine. The requests to the store end with
+// ctx.
+func Open(ctx context.Context, fsys filesystem.FS, dir string, timing Timing) (*Set, error) {
+	ls := newSet(ctx, fsys, dir, timing, text{Owner: atomicfile.Self(), Nonce: rand.Uint64()})
 	return ls, ls.at.open()
 }
 
 // newSet returns a set that cannot create locks until its place is opened.
-func newSet(ctx context.Context, dir string, timing Timing, t text) *Set {
+func newSet(ctx context.Context, fsys filesystem.FS, dir string, timing Timing, t text) *Set {
 	ls := &Set{dir: dir, timing: timing, text: t, held: make(map[*Lock]bool), seen: make(map[string]sighting)}
 	if objects.IsURL(dir) {
 		ls.at = &store{ctx: ctx, dir: dir, text: t, held: make(map[string]*claim)}
 	} else {
-		ls.at = &directory{path: dir, text: t.content()}
+		ls.at = &directory{fsys: filesystem.Default(fsys), path: dir, text: t.content()}
 	}
 	return ls
 }
@@ -296,8 +298,8 @@ func (ls *Set) Beat(ctx context.Context) {
 
 // Clean removes all locks in dir, as in [Open], whose processes have certainly ended. Locks that it
 // may not read or remove stay; acquiring such a lock returns the error.
-func Clean(ctx context.Context, dir string) error {
-	ls := newSet(ctx, dir, DefaultTiming, text{Owner: atomicfile.Self(), Nonce: rand.Uint64()})
+func Clean(ctx context.Context, fsys filesystem.FS, dir string) error {
+	ls := newSet(ctx, fsys, dir, DefaultTiming, text{Owner: atomicfile.Self(), Nonce: rand.Uint64()})
 	names, err := ls.at.names()
 	if err != nil {
 		return fmt.Errorf("cleaning up: %w", err)

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"mula/internal/atomicfile"
+	"mula/internal/filesystem"
 	"mula/internal/testwait"
 )
 
@@ -40,7 +41,7 @@ func writeLock(t *testing.T, dir string, o atomicfile.Owner) (path string, conte
 
 func open(t *testing.T, dir string) *Set {
 	t.Helper()
-	ls, err := Open(t.Context(), dir, quick)
+	ls, err := Open(t.Context(), nil, dir, quick)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -213,7 +214,7 @@ func TestBeat(t *testing.T) {
 func TestBreakLeavesAnother(t *testing.T) {
 	dir := t.TempDir()
 	path, before := writeLock(t, dir, atomicfile.Self())
-	locks := &directory{path: dir}
+	locks := &directory{fsys: filesystem.OS{}, path: dir}
 	if err := locks.free(path, []byte("the stale one")); err != nil {
 		t.Fatal(err)
 	}
@@ -239,7 +240,7 @@ func TestBreakers(t *testing.T) {
 		var g sync.WaitGroup
 		for range 8 {
 			g.Go(func() {
-				ls, err := Open(t.Context(), dir, quick)
+				ls, err := Open(t.Context(), nil, dir, quick)
 				if err != nil {
 					t.Error(err)
 					return
@@ -271,7 +272,7 @@ func TestClean(t *testing.T) {
 		t.Fatal(err)
 	}
 	writeLock(t, dir, atomicfile.Self())
-	if err := Clean(t.Context(), dir); err != nil {
+	if err := Clean(t.Context(), nil, dir); err != nil {
 		t.Fatal(err)
 	}
 	leaves(t, dir, "unit"+Suffix)
@@ -285,7 +286,7 @@ func TestClean(t *testing.T) {
 }
 
 func TestOpenWithoutDirectory(t *testing.T) {
-	if _, err := Open(t.Context(), filepath.Join(t.TempDir(), "missing"), quick); err == nil ||
+	if _, err := Open(t.Context(), nil, filepath.Join(t.TempDir(), "missing"), quick); err == nil ||
 		strings.Contains(err.Error(), atomicfile.TempSuffix) {
 		t.Errorf("%v", err)
 	}
@@ -298,7 +299,7 @@ func TestWatchSeesCompleteSets(t *testing.T) {
 	go func() {
 		defer close(done)
 		for range 2000 {
-			set, err := Open(t.Context(), dir, quick)
+			set, err := Open(t.Context(), nil, dir, quick)
 			if err != nil {
 				t.Error(err)
 				return

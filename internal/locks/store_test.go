@@ -19,7 +19,7 @@ import (
 func TestStore(t *testing.T) {
 	dir := objectstest.S3(t).URL + "job"
 	ctx, cancel := context.WithCancel(t.Context())
-	a, err := Open(ctx, dir, quick)
+	a, err := Open(ctx, nil, dir, quick)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -118,7 +118,7 @@ func TestStoreDead(t *testing.T) {
 			t.Fatal(err)
 		}
 		if clean {
-			if err := Clean(t.Context(), dir); err != nil {
+			if err := Clean(t.Context(), nil, dir); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -135,7 +135,7 @@ func TestStoreLostBeat(t *testing.T) {
 	place := objectstest.S3(t)
 	dir := place.URL + "job"
 	path := dir + "/unit" + Suffix
-	a, err := Open(t.Context(), dir, quick)
+	a, err := Open(t.Context(), nil, dir, quick)
 	if err != nil {
 		t.Fatal(err)
 	}

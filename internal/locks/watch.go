@@ -21,7 +21,7 @@ type Watch struct{ set *Set }
 
 // NewWatch returns a Watch on dir, which need not exist yet.
 func NewWatch(dir string, timing Timing) *Watch {
-	return &Watch{newSet(context.Background(), dir, timing, text{})}
+	return &Watch{newSet(context.Background(), nil, dir, timing, text{})}
 }
 
 // Processes returns the sorted names of all processes that have a [Set] of the directory open, even

@@ -70,7 +70,7 @@ func alone(ctx context.Context, files atomicfile.Files, meta string, do func(*lo
 	if _, err := files.Clean(meta); err != nil { // remove files of a killed process
 		return err
 	}
-	all, err := locks.Open(ctx, meta, locks.DefaultTiming)
+	all, err := locks.Open(ctx, nil, meta, locks.DefaultTiming)
 	if err != nil {
 		return err
 	}

@@ -131,8 +131,9 @@ type tuning struct {
 	timing locks.Timing
 	// between checks of units that other processes hold: initial and maximum
 	poll, maxPoll time.Duration
-	segment       int64 // weight of a segment
-	memory        int64 // for gathering shuffled documents
+	segment       int64         // weight of a segment
+	memory        int64         // for gathering shuffled documents
+	lockFS        filesystem.FS // of locks in a folder; nil = the machine's
 }
 
 // Summary describes the result of the job, over all of its processes.
@@ -258,6 +259,7 @@ func (o *Options) check() error {
 	case math.IsNaN(o.Sample) || o.Sample < 0 || o.Sample > 1:
 		return fmt.Errorf("invalid fraction %v; it must be between 0 and 1", o.Sample)
 	}
+	files := filesystem.Default(o.FS)
 	if base := filepath.Base(o.Output); o.Output == "" || base == "." || base == ".." ||
 		os.IsPathSeparator(o.Output[len(o.Output)-1]) {
 		return fmt.Errorf("%q is not a prefix for file names; append a name to the folder", o.Output)
@@ -266,7 +268,7 @@ func (o *Options) check() error {
 		if err := o.checkURL(); err != nil {
 			return err
 		}
-	} else if info, err := os.Stat(filepath.Dir(o.Output)); err != nil {
+	} else if info, err := files.Stat(filepath.Dir(o.Output)); err != nil {
 		return fmt.Errorf("the folder of the output %s: %w", o.Output, err)
 	} else if !info.IsDir() {
 		return fmt.Errorf("%s, the folder of the output, is a file", filepath.Dir(o.Output))
@@ -333,7 +335,7 @@ func (o *Options) checkInputs() error {
 		paths = append(paths, o.Output+ending)
 	}
 	for _, path := range append(paths, o.Rejects) {
-		info, err := os.Stat(path)
+		info, err := filesystem.Default(o.FS).Stat(path)
 		for _, t := range targets {
 			if path == o.Rejects && err == nil && os.SameFile(t.info, info) {
 				return fmt.Errorf("the rejects file %s is also a file of the shard; choose another name", o.Rejects)

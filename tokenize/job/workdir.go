@@ -10,7 +10,6 @@ import (
 	"io"
 	"io/fs"
 	"math/rand/v2"
-	"os"
 	"path"
 	"path/filepath"
 	"regexp"
@@ -141,10 +140,10 @@ func openWorkDir(ctx context.Context, o *Options) (f *workDir, done *finished, e
 		f.store, local = store, o.Work
 	}
 	for try := 0; ; try++ {
-		if err := os.MkdirAll(local, 0o777); err != nil {
+		if err := filesystem.MkdirAll(f.files.FS(), local, 0o777); err != nil {
 			return nil, nil, fmt.Errorf("creating the job's folder: %w", err)
 		}
-		if f.locks, err = locks.Open(ctx, f.dir, o.tuning.timing); err == nil {
+		if f.locks, err = locks.Open(ctx, o.tuning.lockFS, f.dir, o.tuning.timing); err == nil {
 			break
 		}
 		// A process that abandons its job removes the folder.
@@ -198,7 +197,9 @@ func (f *workDir) close(ctx context.Context) {
 	f.stopBeat()
 	f.locks.Close()
 	if f.store == nil {
-		os.Remove(f.dir) // if it is empty
+		if entries, err := f.files.FS().ReadDir(f.dir); err == nil && len(entries) == 0 {
+			_ = f.files.FS().Remove(f.dir) // another process may have created a file there
+		}
 	}
 }
 
@@ -357,7 +358,7 @@ func (f *workDir) guard(url string) error {
 
 // join decides whether to resume the job in the folder or to start a job. It runs alone.
 func (f *workDir) join(ctx context.Context, want *description) (*finished, error) {
-	if err := locks.Clean(ctx, f.dir); err != nil {
+	if err := locks.Clean(ctx, f.o.tuning.lockFS, f.dir); err != nil {
 		return nil, err
 	}
 	if err := f.clean(); err != nil {
@@ -753,7 +754,7 @@ func (f *workDir) remove(paths []string) error {
 			return fmt.Errorf("removing files that the output replaces: %w", err)
 		}
 		// for a layout with one folder per shard; fails if the folder is not empty
-		os.Remove(filepath.Dir(path))
+		_ = f.files.FS().Remove(filepath.Dir(path))
 	}
 	return nil
 }

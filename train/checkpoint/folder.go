@@ -32,7 +32,7 @@ func newFolder(ctx context.Context, url string, write func(create moe.Creator) e
 	if err != nil {
 		return err
 	}
-	set, err := locks.Open(ctx, url, locks.DefaultTiming)
+	set, err := locks.Open(ctx, nil, url, locks.DefaultTiming)
 	if err != nil {
 		return err
 	}

@@ -14,6 +14,7 @@ import (
 	"os"
 	"strings"
 	"sync/atomic"
+	"time"
 
 	"mula/internal/atomicfile"
 	"mula/internal/filesystem"
@@ -30,6 +31,8 @@ const (
 	Rename  Op = "rename"
 	SyncDir Op = "sync directory"
 	Remove  Op = "remove"
+	Link    Op = "link"
+	Chtimes Op = "change times"
 
 	Open    Op = "open" // for reading
 	Read    Op = "read"
@@ -147,6 +150,20 @@ func (f faulty) Rename(from, to string) error {
 		return err
 	}
 	return os.Rename(from, to)
+}
+
+func (f faulty) Link(from, to string) error {
+	if err := f.check(Link, to); err != nil {
+		return err
+	}
+	return os.Link(from, to)
+}
+
+func (f faulty) Chtimes(name string, accessed, modified time.Time) error {
+	if err := f.check(Chtimes, name); err != nil {
+		return err
+	}
+	return os.Chtimes(name, accessed, modified)
 }
 
 func (f faulty) Remove(name string) error {

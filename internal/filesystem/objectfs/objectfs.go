@@ -116,6 +116,23 @@ func (f *FS) Rename(from, to string) error {
 	return nil
 }
 
+// Link implements [filesystem.FS] for local files. Objects have no links.
+func (f *FS) Link(from, to string) error {
+	if url, ok := address(to); ok {
+		return fmt.Errorf("%s: linking an object: %w", url, errors.ErrUnsupported)
+	}
+	return f.local.Link(from, to)
+}
+
+// Chtimes implements [filesystem.FS] for local files. The time of an object is the time of its
+// upload.
+func (f *FS) Chtimes(name string, accessed, modified time.Time) error {
+	if url, ok := address(name); ok {
+		return fmt.Errorf("%s: changing the time of an object: %w", url, errors.ErrUnsupported)
+	}
+	return f.local.Chtimes(name, accessed, modified)
+}
+
 func (f *FS) upload(from, url string) error {
 	if err := f.uploading.Acquire(f.ctx, 1); err != nil {
 		return err

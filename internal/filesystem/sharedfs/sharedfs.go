@@ -9,13 +9,13 @@
 //     Names are lost in the reverse order in which they were changed.
 //   - If Server.Stale is not 0, Stat and ReadDir of a path return its state of at most so long ago,
 //     if the host has looked at it before, as NFS does. The host sees its own changes at once.
-//     Opening a file is never stale.
+//     Opening a file is never stale, and a host that fails to create a name because it exists looks
+//     at it again.
 //
 // Before each operation, an FS calls a function of the test, which may wait or return an error.
 package sharedfs
 
 import (
-	"bytes"
 	"io"
 	"io/fs"
 	"maps"
@@ -49,7 +49,7 @@ type node struct {
 	mode      fs.FileMode
 	entries   map[string]*node // of a directory
 	data      []byte           // of a file
-	synced    []byte           // data on disk
+	synced    []byte           // data on disk, which may share memory with data
 	least     int64            // the smallest size since Sync
 	dirty     *Host            // the last host that wrote data that is not on disk; nil: all is on disk
 	changed   time.Time
@@ -86,8 +86,18 @@ type Before func(op faultfs.Op, path string) error
 
 // New returns an empty file system. The seed determines what crashes leave.
 func New(seed uint64) *Server {
-	return &Server{root: &node{directory: true, entries: map[string]*node{}, mode: fs.ModeDir | 0o755},
-		random: rand.New(rand.NewPCG(seed, 0))}
+	return &Server{root: newRoot(), random: rand.New(rand.NewPCG(seed, 0))}
+}
+
+func newRoot() *node {
+	return &node{directory: true, entries: map[string]*node{}, mode: fs.ModeDir | 0o755}
+}
+
+// Clear loses all files.
+func (s *Server) Clear() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.root, s.changes = newRoot(), nil
 }
 
 // Host adds a host.
@@ -158,7 +168,7 @@ func (n *node) crash(random *rand.Rand) {
 
 // sync marks the file as being on disk.
 func (n *node) sync() {
-	n.synced, n.least, n.dirty = bytes.Clone(n.data), int64(len(n.data)), nil
+	n.synced, n.least, n.dirty = n.data[:len(n.data):len(n.data)], int64(len(n.data)), nil
 }
 
 // visit calls f for all nodes below n, in the order of their names.
@@ -245,7 +255,7 @@ func (f *FS) OpenFile(name string, flag int, perm fs.FileMode) (filesystem.File,
 		n = &node{mode: perm, changed: time.Now()}
 		f.change(dir, name, n, false)
 	case flag&os.O_EXCL != 0:
-		return nil, failed(op, name, fs.ErrExist)
+		return nil, f.exists(op, name)
 	case n.directory && flag&(os.O_WRONLY|os.O_RDWR) != 0:
 		return nil, failed(op, name, syscall.EISDIR)
 	}
@@ -265,7 +275,7 @@ func (f *FS) Mkdir(name string, perm fs.FileMode) error {
 	defer s.mu.Unlock()
 	dir, n := s.find(name)
 	if n != nil {
-		return failed(faultfs.Create, name, fs.ErrExist)
+		return f.exists(faultfs.Create, name)
 	}
 	if dir == nil {
 		return failed(faultfs.Create, name, fs.ErrNotExist)
@@ -294,6 +304,50 @@ func (f *FS) Rename(from, to string) error {
 	}
 	f.change(source, from, nil, false)
 	f.change(target, to, n, true)
+	return nil
+}
+
+// exists returns the error of an operation that must create a name. The host has learned that the
+// name exists.
+func (f *FS) exists(op faultfs.Op, name string) error {
+	delete(f.host.seen, filepath.Clean(name))
+	return failed(op, name, fs.ErrExist)
+}
+
+// Link implements [filesystem.FS].
+func (f *FS) Link(from, to string) error {
+	if err := f.call(faultfs.Link, to); err != nil {
+		return err
+	}
+	s := f.host.server
+	defer s.mu.Unlock()
+	_, n := s.find(from)
+	target, old := s.find(to)
+	switch {
+	case n == nil || target == nil:
+		return failed(faultfs.Link, from, fs.ErrNotExist)
+	case n.directory:
+		return failed(faultfs.Link, from, syscall.EPERM)
+	case old != nil:
+		return f.exists(faultfs.Link, to)
+	}
+	f.change(target, to, n, false)
+	return nil
+}
+
+// Chtimes implements [filesystem.FS]. It ignores the time of access.
+func (f *FS) Chtimes(name string, _, modified time.Time) error {
+	if err := f.call(faultfs.Chtimes, name); err != nil {
+		return err
+	}
+	s := f.host.server
+	defer s.mu.Unlock()
+	_, n := s.find(name)
+	if n == nil {
+		return failed(faultfs.Chtimes, name, fs.ErrNotExist)
+	}
+	n.changed = modified
+	delete(f.host.seen, filepath.Clean(name))
 	return nil
 }
 
@@ -493,6 +547,9 @@ func (f *file) write(p []byte, at int64) (int, int64, error) {
 	if at < 0 {
 		at = int64(len(f.node.data))
 	}
+	if at < int64(len(f.node.synced)) { // the bytes on disk stay
+		f.node.data = slices.Clone(f.node.data)
+	}
 	f.resize(max(int64(len(f.node.data)), at+int64(len(p))))
 	copy(f.node.data[at:], p)
 	return len(p), at, nil
@@ -501,10 +558,12 @@ func (f *file) write(p []byte, at int64) (int, int64, error) {
 // resize changes the size of the file, and marks it as not synced.
 func (f *file) resize(size int64) {
 	n := f.node
-	if size > int64(len(n.data)) {
-		n.data = append(n.data, make([]byte, size-int64(len(n.data)))...)
+	if before := int64(len(n.data)); size > before {
+		n.data = slices.Grow(n.data, int(size-before))[:size]
+		clear(n.data[before:])
+	} else if size < before { // a later write must not change the bytes on disk
+		n.data = n.data[:size:size]
 	}
-	n.data = n.data[:size]
 	n.least = min(n.least, size)
 	n.dirty, n.changed = f.fs.host, time.Now()
 	delete(f.fs.host.seen, filepath.Clean(f.name))
