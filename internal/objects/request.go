@@ -58,6 +58,20 @@ func patience(ctx context.Context) time.Duration {
 	return defaultPatience
 }
 
+// A Network replaces the connections to stores, in simulations.
+type Network struct {
+	http.RoundTripper
+	// Random returns a random time below n, for the pauses between tries.
+	Random func(n time.Duration) time.Duration
+}
+
+type networkKey struct{}
+
+// WithNetwork sends the requests of ctx through a network.
+func WithNetwork(ctx context.Context, n Network) context.Context {
+	return context.WithValue(ctx, networkKey{}, n)
+}
+
 // A failure is a response with a status that is not a success.
 type failure struct {
 	status  int
@@ -102,6 +116,9 @@ func send(c *http.Client, req *http.Request, accept ...int) (*http.Response, err
 	counters.requests.Add(1)
 	if req.Header.Get("User-Agent") == "" {
 		req.Header.Set("User-Agent", "mula")
+	}
+	if n, ok := req.Context().Value(networkKey{}).(Network); ok {
+		c = &http.Client{Transport: n.RoundTripper, CheckRedirect: c.CheckRedirect}
 	}
 	resp, err := c.Do(req)
 	if err != nil {
@@ -208,7 +225,11 @@ func (r *retrier) again(ctx context.Context, err error) error {
 	if r.tries < 10 {
 		pause = min(most, first<<(r.tries-1))
 	}
-	pause = pause/2 + rand.N(pause/2+1)
+	random := rand.N[time.Duration]
+	if n, ok := ctx.Value(networkKey{}).(Network); ok {
+		random = n.Random
+	}
+	pause = pause/2 + random(pause/2+1)
 	if r.moved && r.tries == 1 { // the server works, and only the connection broke
 		pause = 0
 	}
