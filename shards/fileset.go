@@ -1,11 +1,15 @@
 package shards
 
 import (
+	"bytes"
+	"errors"
 	"fmt"
+	"io/fs"
 	"path/filepath"
 	"slices"
 
 	"mula/internal/atomicfile"
+	"mula/internal/filesystem"
 )
 
 // A FileSet has the unpublished files of one shard. All are in one folder.
@@ -109,14 +113,20 @@ func (f *FileSet) finishAll() (map[string]FileInfo, error) {
 }
 
 // publish renames the files to their final names. It removes an older marker and the stale files of
-// the older shard, then renames the files and the manifest, and renames the new marker last. If
+// the older shard, unless that is equal, then renames the files and the manifest, and renames the new marker last. If
 // publish fails after the first removal, there is no marker. This also holds after a power failure:
 // the removal of the old marker is synced before other files change, and all other files are synced
 // before the new marker appears.
-func (f *FileSet) publish(marker string, stale []string, manifest *atomicfile.File) (err error) {
+func (f *FileSet) publish(marker string, stale []string, manifest *atomicfile.File, text []byte) (err error) {
 	dir := filepath.Dir(f.path(marker))
-	if err := f.disk.Remove(f.path(marker)); err != nil {
+	older, err := f.older(marker, manifest.Path(), text)
+	if err != nil {
 		return fmt.Errorf("replacing shard: %w", err)
+	}
+	if older == otherShard {
+		if err := f.disk.Remove(f.path(marker)); err != nil {
+			return fmt.Errorf("replacing shard: %w", err)
+		}
 	}
 	// Sync even if no marker was removed: a process that was killed before this sync may have
 	// removed it.
@@ -129,8 +139,14 @@ func (f *FileSet) publish(marker string, stale []string, manifest *atomicfile.Fi
 		}
 	}
 	var renamed []string
+	marking := false
 	defer func() {
-		if err != nil {
+		if err != nil && !marking { // another process may have completed an equal shard meanwhile
+			if now, lookErr := f.older(marker, manifest.Path(), text); lookErr == nil {
+				older = now
+			}
+		}
+		if err != nil && older != equalShard {
 			// The files are useless without the marker. The marker may have its final name already
 			// if syncing its folder failed.
 			_ = f.disk.FS().Remove(f.path(marker))
@@ -157,6 +173,7 @@ func (f *FileSet) publish(marker string, stale []string, manifest *atomicfile.Fi
 	if err := f.disk.SyncDir(dir); err != nil {
 		return err
 	}
+	marking = true
 	return last.Publish()
 }
 
@@ -165,4 +182,32 @@ func (f *FileSet) abort() {
 		p.file.Abort()
 	}
 	f.list = nil
+}
+
+// An olderShard is the shard that a new one replaces.
+type olderShard int
+
+const (
+	noShard olderShard = iota
+	// equalShard has the files of the new one: another process wrote it, too. It stays complete
+	// while its files are replaced.
+	equalShard
+	otherShard
+)
+
+// older looks for an older shard. text is the new manifest, which will be at path.
+func (f *FileSet) older(marker, path string, text []byte) (olderShard, error) {
+	m, err := filesystem.Open(f.disk.FS(), f.path(marker))
+	if errors.Is(err, fs.ErrNotExist) {
+		return noShard, nil
+	}
+	if err != nil {
+		return otherShard, err
+	}
+	m.Close() // it was not read
+	old, err := filesystem.ReadFile(f.disk.FS(), path)
+	if err == nil && bytes.Equal(old, text) {
+		return equalShard, nil
+	}
+	return otherShard, nil // removing an unreadable manifest's marker is safe
 }

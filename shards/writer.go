@@ -225,6 +225,10 @@ func (w *Writer) Close() error {
 		return err
 	}
 	defer sealed.Abort()
+	text, err := m.encode(w.s.Manifest)
+	if err != nil {
+		return err
+	}
 	var stale []string
 	if w.s.Stale != nil {
 		if stale, err = w.s.Stale(); err != nil {
@@ -236,7 +240,7 @@ func (w *Writer) Close() error {
 			return err
 		}
 	}
-	if err := w.files.publish(w.s.Marker, stale, sealed); err != nil {
+	if err := w.files.publish(w.s.Marker, stale, sealed, text); err != nil {
 		return err
 	}
 	w.manifest, w.madeFolder = m, false

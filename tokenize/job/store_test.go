@@ -332,24 +332,25 @@ func TestStoreWrittenTwice(t *testing.T) {
 	want := local(t, o)
 
 	// The first process stops while it sends the record of the shard. It goes on when the second
-	// one has removed a file of the shard. The second one goes on a while after the first one has
-	// begun to end the job.
-	stopped, removed, ending := make(chan struct{}), make(chan struct{}), make(chan struct{})
-	var recorded, removes atomic.Bool
+	// one replaces a file of the shard. The second one goes on a while after the first one has begun
+	// to end the job.
+	stopped, replaced, ending := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	var recorded, replaces atomic.Bool
 	var ends sync.Once
 	store.Proxy.Disturb(func(r *http.Request) objectstest.Fault {
 		name := path.Base(r.URL.Path)
 		switch {
 		case name == "shard-00001.json" && r.Method == http.MethodPut && recorded.CompareAndSwap(false, true):
 			close(stopped)
-			<-removed
-		case removes.Load() && strings.HasPrefix(name, "x-00001.") && r.Method == http.MethodPut:
-			<-ending
-		case recorded.Load() && r.Method == http.MethodDelete && strings.HasPrefix(name, "x-00001."):
-			if removes.CompareAndSwap(false, true) {
-				time.AfterFunc(10*time.Millisecond, func() { close(removed) })
+			<-replaced
+		case recorded.Load() && strings.HasPrefix(name, "x-00001.") && r.Method == http.MethodPut:
+			if replaces.CompareAndSwap(false, true) {
+				close(replaced)
 			}
-		case removes.Load() && name == "finish"+locks.Suffix && r.Method == http.MethodPut:
+			<-ending
+		case recorded.Load() && strings.HasPrefix(name, "x-00001.") && r.Method == http.MethodDelete:
+			t.Error("a process has removed a file of a complete shard")
+		case replaces.Load() && name == "finish"+locks.Suffix && r.Method == http.MethodPut:
 			ends.Do(func() { time.AfterFunc(200*time.Millisecond, func() { close(ending) }) })
 		}
 		return objectstest.Fault{}

@@ -140,7 +140,7 @@ func openWorkDir(ctx context.Context, o *Options) (f *workDir, done *finished, e
 		f.store, local = store, o.Work
 	}
 	for try := 0; ; try++ {
-		if err := filesystem.MkdirAll(f.files.FS(), local, 0o777); err != nil {
+		if err := f.makeFolder(local); err != nil {
 			return nil, nil, fmt.Errorf("creating the job's folder: %w", err)
 		}
 		if f.locks, err = locks.Open(ctx, o.tuning.lockFS, f.dir, o.tuning.timing); err == nil {
@@ -170,6 +170,21 @@ func openWorkDir(ctx context.Context, o *Options) (f *workDir, done *finished, e
 		return nil, nil, err
 	}
 	return f, done, nil
+}
+
+// makeFolder creates the job's folder, or the local folder of a job in a store. A folder without a
+// description may be new, and would be lost with its locks if the machine that created it crashed
+// before its name is on disk.
+func (f *workDir) makeFolder(local string) error {
+	if f.store == nil {
+		if _, err := f.files.FS().Stat(f.path(descriptionName)); err == nil {
+			return nil
+		}
+	}
+	if err := filesystem.MkdirAll(f.files.FS(), local, 0o777); err != nil || f.store != nil {
+		return err
+	}
+	return f.files.SyncDir(filepath.Dir(local))
 }
 
 // closeTime is how long close waits at most for a lock, whose process may have ended on another
