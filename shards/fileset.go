@@ -113,11 +113,12 @@ func (f *FileSet) finishAll() (map[string]FileInfo, error) {
 }
 
 // publish renames the files to their final names. It removes an older marker and the stale files of
-// the older shard, unless that is equal, then renames the files and the manifest, and renames the new marker last. If
-// publish fails after the first removal, there is no marker. This also holds after a power failure:
-// the removal of the old marker is synced before other files change, and all other files are synced
-// before the new marker appears.
-func (f *FileSet) publish(marker string, stale []string, manifest *atomicfile.File, text []byte) (err error) {
+// the older shard, unless that is equal, then renames the files and the manifest, and renames the
+// new marker last. text is the content of the manifest. If publish fails after the first removal,
+// there is no marker. This also holds after a power failure: the removal of the old marker is
+// synced before other files change, and all other files are synced before the new marker appears.
+func (f *FileSet) publish(marker string, stale []string, manifest *atomicfile.File, text []byte) (
+	err error) {
 	dir := filepath.Dir(f.path(marker))
 	older, err := f.older(marker, manifest.Path(), text)
 	if err != nil {

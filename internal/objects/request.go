@@ -251,7 +251,7 @@ func (r *retrier) again(ctx context.Context, err error) error {
 		r.other = r.before
 	}
 	r.before = err
-	// A process that was stopped during its only try tries once more.
+	// A process that was stopped during its only try sends the request again.
 	if passed := time.Since(r.last); passed+pause > budget && (r.tries > 1 || lost != nil && lost.connect) {
 		err = fmt.Errorf("%w (%d tries in %v)", err, r.tries, passed.Round(100*time.Millisecond))
 		if r.other != nil { // a last try without a response does not hide what the store answered
