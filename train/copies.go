@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
-	"os"
 	"path/filepath"
 	"slices"
 	"sync/atomic"
@@ -81,14 +79,16 @@ func (c *copies) restored(_ *checkpoint.Checkpoint, rollback bool) error {
 // start begins to copy the checkpoint in dir. An error does not end the run: the checkpoint is on
 // the local disk, and the next one is copied again.
 func (c *copies) start(ctx context.Context, dir string) {
-	names, err := fs.Glob(os.DirFS(c.run.dir.Path), "*.jsonl")
+	entries, err := c.run.dir.FS.ReadDir(c.run.dir.Path)
 	var records []string
-	for _, name := range names {
-		records = append(records, c.run.dir.Join(name))
+	for _, e := range entries {
+		if filepath.Ext(e.Name()) == ".jsonl" {
+			records = append(records, c.run.dir.Join(e.Name()))
+		}
 	}
 	var u *checkpoint.Upload
 	if err == nil {
-		u, err = c.store.Prepare(dir, records)
+		u, err = c.store.Prepare(c.run.dir.FS, dir, records)
 	}
 	if err != nil {
 		c.ended(copyResult{err: fmt.Errorf("%s: %w", filepath.Base(dir), err)})
@@ -278,5 +278,5 @@ func (r *run) fetchCopy(ctx context.Context, dir string, saved *checkpoint.Check
 	}
 	r.warn("fetching checkpoint %s from %s, which is newer than the checkpoints in %s", checkpoint.Name(step),
 		r.config.Checkpoint.Copies, dir)
-	return step, store.Download(ctx, step, dir, r.dir.Path)
+	return step, store.Download(ctx, r.dir.FS, step, dir, r.dir.Path)
 }

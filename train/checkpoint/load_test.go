@@ -40,7 +40,7 @@ func TestLoadReadsOnce(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	copied, err := store.Prepare(filepath.Join(dir, Name(1)), nil)
+	copied, err := store.Prepare(filesystem.OS{}, filepath.Join(dir, Name(1)), nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -10,7 +10,6 @@ import (
 	"io"
 	"io/fs"
 	"maps"
-	"os"
 	"path"
 	"path/filepath"
 	"slices"
@@ -53,23 +52,23 @@ func OpenStore(url string) (Store, error) {
 type Upload struct {
 	store Store
 	name  string
-	files map[string]*os.File // by name in the copy
+	files map[string]filesystem.File // by name in the copy
 }
 
 // Prepare opens the files of the checkpoint in dir, and files of records.
-func (s Store) Prepare(dir string, records []string) (_ *Upload, err error) {
+func (s Store) Prepare(fsys filesystem.FS, dir string, records []string) (_ *Upload, err error) {
 	var m manifest
-	if err := readManifest(filesystem.OS{}, dir, &m); err != nil {
+	if err := readManifest(fsys, dir, &m); err != nil {
 		return nil, err
 	}
-	u := &Upload{store: s, name: filepath.Base(dir), files: map[string]*os.File{}}
+	u := &Upload{store: s, name: filepath.Base(dir), files: map[string]filesystem.File{}}
 	defer func() {
 		if err != nil {
 			u.Close()
 		}
 	}()
 	open := func(name, path string) {
-		f, openErr := os.Open(path)
+		f, openErr := filesystem.Open(fsys, path)
 		if err = errors.Join(err, openErr); openErr == nil {
 			u.files[name] = f
 		}
@@ -358,7 +357,7 @@ func (s Store) RemoveAfter(ctx context.Context, step int64) error {
 // Download writes the copy of a step as a checkpoint into dir, whose files have the hashes of the
 // manifest. It replaces a checkpoint of that step. Records of the copy are written into runDir,
 // except records that exist there.
-func (s Store) Download(ctx context.Context, step int64, dir, runDir string) (err error) {
+func (s Store) Download(ctx context.Context, fsys filesystem.FS, step int64, dir, runDir string) (err error) {
 	name := Name(step)
 	base := s.url + "/" + name + "/"
 	defer func() {
@@ -371,22 +370,24 @@ func (s Store) Download(ctx context.Context, step int64, dir, runDir string) (er
 		return err
 	}
 	temp := filepath.Join(dir, "."+name+atomicfile.TempSuffix)
-	if err := errors.Join(os.MkdirAll(dir, 0o755), os.RemoveAll(temp), os.Mkdir(temp, 0o755)); err != nil {
+	if err := errors.Join(filesystem.MkdirAll(fsys, dir, 0o755), filesystem.RemoveAll(fsys, temp),
+		fsys.Mkdir(temp, 0o755)); err != nil {
 		return err
 	}
-	defer os.RemoveAll(temp) // no effect after the rename
+	defer filesystem.RemoveAll(fsys, temp) // no effect after the rename
 	g, gctx := errgroup.WithContext(ctx)
 	g.SetLimit(transfers)
+	files := atomicfile.On(fsys)
 	for file, want := range m.Files {
 		if !filepath.IsLocal(file) || strings.ContainsAny(file, `/\`) {
 			return fmt.Errorf("%s lists the file %q, which is not in the checkpoint", base+manifestFile, file)
 		}
-		g.Go(func() error { return fetch(gctx, base+file, filepath.Join(temp, file), want) })
+		g.Go(func() error { return fetch(gctx, files, base+file, filepath.Join(temp, file), want) })
 	}
 	if err := g.Wait(); err != nil {
 		return err
 	}
-	if err := atomicfile.WriteFile(filepath.Join(temp, manifestFile), text); err != nil {
+	if err := files.WriteFile(filepath.Join(temp, manifestFile), text); err != nil {
 		return err
 	}
 	for e, err := range objects.List(ctx, base+recordsDir+"/") {
@@ -394,14 +395,14 @@ func (s Store) Download(ctx context.Context, step int64, dir, runDir string) (er
 			return err
 		}
 		path := filepath.Join(runDir, filepath.Base(filepath.FromSlash(strings.TrimPrefix(e.URL, base))))
-		if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
+		if _, err := fsys.Stat(path); !errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
-		if err := fetch(ctx, e.URL, path, shards.FileInfo{}); err != nil {
+		if err := fetch(ctx, files, e.URL, path, shards.FileInfo{}); err != nil {
 			return err
 		}
 	}
-	return publish(filesystem.OS{}, temp, filepath.Join(dir, name))
+	return publish(fsys, temp, filepath.Join(dir, name))
 }
 
 // fetchManifest returns the manifest of the copy with the prefix base, and its text.
@@ -414,14 +415,14 @@ func fetchManifest(ctx context.Context, base string) (m manifest, text []byte, e
 }
 
 // fetch writes an object to a file, which must have the size and hash of want, unless want is zero.
-func fetch(ctx context.Context, url, path string, want shards.FileInfo) error {
+func fetch(ctx context.Context, files atomicfile.Files, url, path string, want shards.FileInfo) error {
 	o, err := objects.Open(ctx, url)
 	if err != nil {
 		return err
 	}
 	in := o.Reader(ctx)
 	defer in.Close()
-	out, err := atomicfile.Create(path)
+	out, err := files.Create(path)
 	if err != nil {
 		return err
 	}
