@@ -101,8 +101,9 @@ bench-loaders: build ## loaders: mula, Grain, MosaicML Streaming, Megatron core,
 simulate-ranks: ## the trainer on 384 to 12,288 simulated ranks, compared with mula estimate; writes benchmarks/ranks.md and ranks.svg (needs 16 GB of memory)
 	GOGC=70 GOMEMLIMIT=14GiB MULA_SIMULATE_RANKS=$(CURDIR)/benchmarks/ranks $(GO) test -count=1 -timeout 60m -run TestSimulateRanks -v ./train
 
-simulate-cluster: ## trainer and launcher on a simulated cluster with faults (SEED=7 replays one run, SEEDS=10000 FIRST=1 searches many, PLANT=lost-sync adds a bug)
-	MULA_CLUSTER_PLANT=$(PLANT) MULA_CLUSTER_SEED=$(SEED) MULA_CLUSTER_SEEDS=$(if $(SEED),,$(or $(SEEDS),1000)) MULA_CLUSTER_FIRST=$(FIRST) $(GO) test -vet=off -count=1 -timeout 0 -run 'TestSimulateCluster$$' -v ./train
+SIMULATIONS ?= ./train ./tokenize/job
+simulate-cluster: ## training runs and tokenize jobs on a simulated cluster with faults (SEED=7 replays one run, SEEDS=10000 FIRST=1 searches many, PLANT=lost-sync adds a bug, SIMULATIONS=./train selects one)
+	MULA_CLUSTER_PLANT=$(PLANT) MULA_CLUSTER_SEED=$(SEED) MULA_CLUSTER_SEEDS=$(if $(SEED),,$(or $(SEEDS),1000)) MULA_CLUSTER_FIRST=$(FIRST) $(GO) test -vet=off -count=1 -timeout 0 -run 'TestSimulateCluster$$' -p 1 -v $(SIMULATIONS)
 
 bench-kernels: ## every command of the device at mula-mini's sizes: processor, OpenCL and floor; writes the tables of benchmarks/kernels.md (ARGS='-rows 4 -precision bf16')
 	$(GO) run ./benchmarks/kernels -table benchmarks/kernels.md $(ARGS)

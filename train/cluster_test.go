@@ -10,6 +10,7 @@ import (
 	"maps"
 	"math"
 	"math/rand/v2"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -23,6 +24,8 @@ import (
 	"mula/internal/filesystem"
 	"mula/internal/filesystem/faultfs"
 	"mula/internal/filesystem/sharedfs"
+	"mula/internal/objects"
+	"mula/internal/objects/objectstest"
 	"mula/moe"
 	"mula/train/checkpoint"
 	"mula/train/launch"
@@ -42,6 +45,7 @@ const (
 	clusterHosts  = 4 // the last two are spares
 	clusterSpares = 2
 	clusterOutput = "/cluster/run"
+	clusterCopies = "run" // in the bucket of the store
 	clusterSteps  = 8
 	// clusterLimit is the virtual time in which a run must end.
 	clusterLimit = 24 * time.Hour
@@ -62,8 +66,13 @@ const (
 	killJob                           // the scheduler kills the launcher and all ranks
 	failWrites                        // writes of a host fail for some time
 	fillDisk                          // the disk is full for some time
-	slowDisk                          // operations of a host take 100 times longer for some time
+	slowDisk                          // operations and requests of a host take 100 times longer for some time
 	clusterFaults                     // the number of kinds
+
+	// Of runs with copies of their checkpoints in an object store.
+	storeFails // requests of a host fail now and then for some time
+	loseStore  // a host cannot reach the store for some time
+	loseFiles  // the job is killed, and the files of the run are lost
 )
 
 // A clusterEvent is a fault at a virtual time.
@@ -82,6 +91,8 @@ func (e clusterEvent) what() string {
 		badRead: "rank %d reads wrong ids", deviceError: "the device of rank %d reports an error",
 		evictRank: "rank %d gets a SIGTERM", killJob: "the job is killed%.0d",
 		failWrites: "writes of host-%d fail", fillDisk: "the disk is full%.0d", slowDisk: "host-%d has slow files",
+		storeFails: "requests of host-%d fail now and then", loseStore: "host-%d cannot reach the store",
+		loseFiles: "the job is killed, and the files of the run are lost%.0d",
 	}[e.Fault], e.Target)
 	if e.Length > 0 {
 		text += fmt.Sprintf(" for %s", e.Length)
@@ -112,6 +123,7 @@ func (p clusterPlant) String() string {
 type clusterSettings struct {
 	Background, Split bool // checkpoints in the background; experts that ranks share
 	Snapshots         bool // in the memory of the hosts, after every step
+	Copies            bool // of checkpoints, in an object store
 	Stale             time.Duration
 }
 
@@ -141,7 +153,19 @@ func clusterSchedule(seed uint64) (clusterSettings, []clusterEvent) {
 		}
 		events[i] = e
 	}
-	slices.SortFunc(events, func(a, b clusterEvent) int { return int(a.At - b.At) })
+	random = rand.New(rand.NewPCG(seed, 3))
+	if settings.Copies = random.IntN(4) == 0; settings.Copies {
+		for range 1 + random.IntN(2) {
+			e := clusterEvent{At: time.Duration(random.Int64N(int64(20 * time.Second)))}
+			switch e.Fault = storeFails + clusterFault(random.IntN(3)); e.Fault {
+			case storeFails, loseStore:
+				e.Target = random.IntN(clusterHosts)
+				e.Length = time.Duration(1+random.IntN(60)) * time.Second
+			}
+			events = append(events, e)
+		}
+	}
+	slices.SortStableFunc(events, func(a, b clusterEvent) int { return int(a.At - b.At) })
 	return settings, events
 }
 
@@ -220,6 +244,7 @@ type cluster struct {
 	seed      uint64
 
 	server  *sharedfs.Server
+	store   *objectstest.Memory
 	hosts   []*clusterHost
 	late    *lateWrites
 	stopJob context.CancelFunc
@@ -232,6 +257,7 @@ type cluster struct {
 	reads     map[int]bool // ranks that will read wrong ids
 	failing   map[int]bool // ranks whose device will report an error
 	acked     int64        // the newest step whose checkpoint rank 0 has reported
+	copied    int64        // the newest step whose copy was complete
 	earlier   map[[2]int64][][]float32
 	problems  []string
 	began     time.Time
@@ -243,8 +269,9 @@ type clusterHost struct {
 	*sharedfs.Host
 	memory                          *sharedfs.Server // a file system that the host loses without power
 	downUntil, failUntil, slowUntil time.Time
-	nan                             bool // from now on
-	wrong                           bool // it has computed wrong values
+	flakyUntil, cutUntil            time.Time // its requests to the store fail
+	nan                             bool      // from now on
+	wrong                           bool      // it has computed wrong values
 }
 
 // A clusterProcess is a rank of an attempt.
@@ -255,6 +282,7 @@ type clusterProcess struct {
 	files     filesystem.FS
 	memory    filesystem.FS
 	random    *rand.Rand
+	requests  *rand.Rand    // for requests to the store
 	stop      chan struct{} // closed by SIGTERM or the launcher
 	evicted   bool
 	signalled bool
@@ -273,7 +301,7 @@ func simulateCluster(ctx context.Context, references [2]clusterReference, seed u
 	c := &cluster{reference: references[0], settings: settings, events: events, plant: plant, seed: seed,
 		server: sharedfs.New(seed), flips: map[int]bool{}, reads: map[int]bool{},
 		failing: map[int]bool{}, earlier: map[[2]int64][][]float32{},
-		began: time.Now(), trace: trace, acked: -1}
+		began: time.Now(), trace: trace, acked: -1, copied: -1}
 	if settings.Split {
 		c.reference = references[1]
 	}
@@ -283,6 +311,12 @@ func simulateCluster(ctx context.Context, references [2]clusterReference, seed u
 			memory: sharedfs.New(seed)})
 	}
 	c.late = &lateWrites{}
+	if settings.Copies {
+		var err error
+		if c.store, err = objectstest.NewMemory(); err != nil {
+			return []string{err.Error()}, 0
+		}
+	}
 	ctx, cancel := context.WithTimeout(ctx, clusterLimit)
 	defer cancel()
 	var faults sync.WaitGroup
@@ -446,6 +480,21 @@ func (c *cluster) happen(e clusterEvent) {
 		c.hosts[e.Target].slowUntil = until
 	case fillDisk:
 		c.fullUntil = until
+	case storeFails:
+		c.hosts[e.Target].flakyUntil = until
+	case loseStore:
+		c.hosts[e.Target].cutUntil = until
+	case loseFiles:
+		if c.stopJob != nil {
+			c.stopJob()
+		}
+		for rank := range c.processes {
+			if p := c.process(rank); p != nil {
+				p.kill(launch.Exit{Signal: syscall.SIGKILL})
+			}
+		}
+		c.server.Clear()
+		c.acked = -1
 	case freezeHost, loseHost:
 		h := c.hosts[e.Target]
 		if e.Fault == loseHost {
@@ -564,6 +613,33 @@ func (p *clusterProcess) beforeMemory(op faultfs.Op, _ string) error {
 	return nil
 }
 
+// network returns the connections of the process to the store.
+func (p *clusterProcess) network() objects.Network {
+	draw := func(n int64) int64 {
+		p.c.mu.Lock()
+		defer p.c.mu.Unlock()
+		return p.requests.Int64N(n)
+	}
+	work := func() error { return p.wait(time.Duration(1+draw(4e7))*clusterRanks + time.Duration(p.rank)) }
+	fault := func(*http.Request) (f objectstest.Fault, err error) {
+		if err := work(); err != nil {
+			return f, err
+		}
+		p.c.mu.Lock()
+		flaky, cut := time.Now().Before(p.host.flakyUntil), time.Now().Before(p.host.cutUntil)
+		p.c.mu.Unlock()
+		switch {
+		case cut:
+			return f, errors.New("no route to the store")
+		case flaky:
+			f = objectstest.RandomFault(draw)
+		}
+		return f, nil
+	}
+	return objects.Network{RoundTripper: p.c.store.Transport(fault, work),
+		Random: func(n time.Duration) time.Duration { return time.Duration(draw(int64(n))) }}
+}
+
 // A clusterStarter is a [launch.Starter].
 type clusterStarter struct{ c *cluster }
 
@@ -583,7 +659,8 @@ func (s clusterStarter) Start(ctx context.Context, r launch.Ranks) (launch.Job, 
 	for rank, name := range r.Hosts {
 		i := slices.IndexFunc(c.hosts, func(h *clusterHost) bool { return h.Name == name })
 		p := &clusterProcess{c: c, rank: rank, host: c.hosts[i], stop: make(chan struct{}), killed: make(chan struct{}),
-			random: rand.New(rand.NewPCG(c.seed, uint64(1+c.attempts*clusterRanks+rank)))}
+			random:   rand.New(rand.NewPCG(c.seed, uint64(1+c.attempts*clusterRanks+rank))),
+			requests: rand.New(rand.NewPCG(^c.seed, uint64(1+c.attempts*clusterRanks+rank)))}
 		var rankCtx context.Context
 		rankCtx, p.cancel = context.WithCancel(context.Background())
 		p.files = c.planted(p.host.Process(p.before))
@@ -627,6 +704,10 @@ func (p *clusterProcess) run(ctx context.Context, world *simulated.World, hosts 
 	if c.settings.Snapshots {
 		config.Checkpoint.Every, config.Checkpoint.SnapshotEvery = new(int64(4)), 1
 	}
+	if c.settings.Copies {
+		config.Checkpoint.Copies, config.Checkpoint.KeepCopies = c.store.URL+clusterCopies, 2
+		ctx = objects.WithNetwork(ctx, p.network())
+	}
 	options := Options{World: group, ranksHere: clusterRanks, hosts: hosts, files: p.files, memory: p.memory,
 		Stop:       p.stop,
 		Terminated: func() bool { c.mu.Lock(); defer c.mu.Unlock(); return p.evicted },
@@ -644,7 +725,9 @@ func (p *clusterProcess) run(ctx context.Context, world *simulated.World, hosts 
 			}
 			c.mu.Lock()
 			defer c.mu.Unlock()
-			c.acked = max(c.acked, step)
+			if c.process(p.rank) == p { // the files may be lost after it was killed
+				c.acked = max(c.acked, step)
+			}
 		}}
 	if c.plant == trustOneRank {
 		options.vote = func(rank int, own *votes.Own) {
@@ -835,6 +918,40 @@ func (c *cluster) checkCheckpoint() {
 		c.problem("the checkpoint of step %d has weights %.16s, and the unbroken run has %.16s", saved.State.Step,
 			saved.State.Weights, c.reference.weights[saved.State.Step])
 	}
+	if c.settings.Copies {
+		c.checkCopies()
+	}
+}
+
+// checkCopies checks the newest copy in the store.
+func (c *cluster) checkCopies() {
+	ctx := objects.WithNetwork(context.Background(), c.store.Network())
+	store, err := checkpoint.OpenStore(c.store.URL + clusterCopies)
+	step := int64(-1)
+	if err == nil {
+		step, err = store.Newest(ctx)
+	}
+	c.mu.Lock()
+	copied := c.copied
+	c.copied = max(copied, step)
+	c.mu.Unlock()
+	switch {
+	case err != nil:
+		c.problem("copies: %v", err)
+		return
+	case step < copied:
+		c.problem("the copy of step %d, which was complete, is lost; the newest is of step %d", copied, step)
+		return
+	case step < 0:
+		return
+	}
+	found, _, err := checkpoint.FindModel(ctx, c.store.URL+clusterCopies)
+	if err != nil {
+		c.problem("copies: %v", err)
+	} else if state := found.Checkpoint.State; state.Step != step || state.Weights != c.reference.weights[step] {
+		c.problem("the copy of step %d has step %d and weights %.16s, and the unbroken run has %.16s", step, state.Step,
+			state.Weights, c.reference.weights[step])
+	}
 }
 
 // checkEnd compares the finished run with the unbroken run, after all hosts have lost power.
@@ -846,6 +963,9 @@ func (c *cluster) checkEnd() {
 		h.Crash()
 	}
 	c.acked = clusterSteps
+	if c.settings.Copies {
+		c.copied = clusterSteps
+	}
 	c.checkCheckpoint()
 	if text, err := filesystem.ReadFile(c.look(), filepath.Join(clusterOutput, fingerprint.LogFile)); err != nil {
 		c.problem("%v", err)
