@@ -332,8 +332,8 @@ func TestStoreWrittenTwice(t *testing.T) {
 	want := local(t, o)
 
 	// The first process stops while it sends the record of the shard. It goes on when the second
-	// one replaces a file of the shard. The second one goes on a while after the first one has begun
-	// to end the job.
+	// one replaces a file of the shard. The second one goes on a while after the first one has
+	// begun to end the job.
 	stopped, replaced, ending := make(chan struct{}), make(chan struct{}), make(chan struct{})
 	var recorded, replaces atomic.Bool
 	var ends sync.Once

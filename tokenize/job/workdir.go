@@ -161,10 +161,17 @@ func openWorkDir(ctx context.Context, o *Options) (f *workDir, done *finished, e
 		stop()
 		<-ended
 	}
-	err = f.locked(ctx, func() error {
-		done, err = f.join(ctx, want)
-		return err
-	})
+	for first := true; first || errors.Is(err, errLost); first = false {
+		if !first { // join has changed it
+			if want, err = describe(ctx, o); err != nil {
+				break
+			}
+		}
+		err = f.locked(ctx, func(l *locks.Lock) error {
+			done, err = f.join(ctx, want, l)
+			return err
+		})
+	}
 	if err != nil {
 		f.close(ctx)
 		return nil, nil, err
@@ -202,7 +209,7 @@ func (f *workDir) close(ctx context.Context) {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTime)
 	defer cancel()
-	_ = f.locked(ctx, func() error { // ignored: remaining files are harmless
+	_ = f.locked(ctx, func(*locks.Lock) error { // ignored: remaining files are harmless
 		holder, err := f.others(ctx, false)
 		if err != nil || holder != "" || f.worked() && !f.worthless || f.d == nil || len(f.d.Replaces) > 0 {
 			return err
@@ -219,13 +226,13 @@ func (f *workDir) close(ctx context.Context) {
 }
 
 // locked runs do under the lock that all such functions use.
-func (f *workDir) locked(ctx context.Context, do func() error) error {
+func (f *workDir) locked(ctx context.Context, do func(l *locks.Lock) error) error {
 	l, err := f.locks.Wait(ctx, f.path("job"+locks.Suffix), f.o.tuning.poll)
 	if err != nil {
 		return fmt.Errorf("opening the job %s: %w", f.dir, err)
 	}
 	defer l.Release()
-	return do()
+	return do(l)
 }
 
 // others returns the name of another process that takes part in the job, "" if there is none. If
@@ -371,8 +378,10 @@ func (f *workDir) guard(url string) error {
 	return f.unlessDone()
 }
 
-// join decides whether to resume the job in the folder or to start a job. It runs alone.
-func (f *workDir) join(ctx context.Context, want *description) (*finished, error) {
+// join decides whether to resume the job in the folder or to start a job. It runs alone, with the
+// lock l. It returns errLost if this process was stopped, and another process has taken the lock
+// over: that process may have started the job.
+func (f *workDir) join(ctx context.Context, want *description, l *locks.Lock) (*finished, error) {
 	if err := locks.Clean(ctx, f.o.tuning.lockFS, f.dir); err != nil {
 		return nil, err
 	}
@@ -419,10 +428,12 @@ func (f *workDir) join(ctx context.Context, want *description) (*finished, error
 	}
 	if holder, err := f.others(ctx, true); err != nil {
 		return nil, err
+	} else if !l.Ours() {
+		return nil, errLost
 	} else if holder != "" {
 		if errors.Is(why, errRestart) {
 			why = errors.New("it cannot be restarted meanwhile")
-			if old.Private || want.Private {
+			if old != nil && old.Private || want.Private {
 				why = errors.New("a job that reads standard input or a pipe cannot be shared")
 			}
 		}
@@ -460,6 +471,9 @@ func (f *workDir) join(ctx context.Context, want *description) (*finished, error
 		return nil, err
 	} else {
 		w.Abort()
+	}
+	if !l.Ours() { // again after steps that take long
+		return nil, errLost
 	}
 	if err := f.clear(true); err != nil {
 		return nil, err
