@@ -24,7 +24,7 @@ func importCommand() *cli.Command {
 			"contains NaN or Inf, or if config.json has a feature that mula does not compute exactly. The model\n" +
 			"may be of any supported family, with separate or fused experts, in one weights file or several, as\n" +
 			"fp32, bf16 or fp16. Experts of gpt_oss may be in MXFP4. Layers of multi-token prediction are\n" +
-			"copied, but not trained.\n\n" +
+			"copied. model.num_nextn_predict_layers in train.yaml trains them.\n\n" +
 			"Without --output nothing is written. With --output each expert is written as a separate tensor. The\n" +
 			"printed sha256 is the hash of the weights as read. mula import of the new folder prints the same\n" +
 			"hash, unless --dtype has rounded the weights.\n\n" +
