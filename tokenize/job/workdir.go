@@ -102,6 +102,7 @@ type workDir struct {
 	presence  *locks.Lock
 	presentAt string // path of the file that shows that this process takes part
 	stopBeat  func()
+	described bool // the description exists: this process has read or written it
 	worthless bool // the job has no result
 
 	store   *objectfs.FS // nil: the folder is local
@@ -169,6 +170,9 @@ func openWorkDir(ctx context.Context, o *Options) (f *workDir, done *finished, e
 		}
 		err = f.locked(ctx, func(l *locks.Lock) error {
 			done, err = f.join(ctx, want, l)
+			if err != nil && ctx.Err() == nil && !l.Ours() {
+				return errLost // the cause may be what another process has done meanwhile
+			}
 			return err
 		})
 	}
@@ -211,7 +215,7 @@ func (f *workDir) close(ctx context.Context) {
 	defer cancel()
 	_ = f.locked(ctx, func(*locks.Lock) error { // ignored: remaining files are harmless
 		holder, err := f.others(ctx, false)
-		if err != nil || holder != "" || f.worked() && !f.worthless || f.d == nil || len(f.d.Replaces) > 0 {
+		if err != nil || holder != "" || f.worked() && !f.worthless || !f.described || len(f.d.Replaces) > 0 {
 			return err
 		}
 		return f.clear(true)
@@ -288,8 +292,19 @@ var spoolName = regexp.MustCompile(`^(unit-\d{5,}(\.\d{4,}\.(segment|rejects)|\.
 func (f *workDir) clear(all bool) error {
 	remove := func(name string) error { return f.files.Remove(f.path(name)) }
 	if all {
-		// Remove records before the files that they describe.
+		// Remove records before the files that they describe. In a store, a removal may arrive late,
+		// when another process has written the file. So files that do not exist are not removed. A
+		// shared file system may list a directory as it was some time ago.
 		for _, name := range []string{doneName, descriptionName} {
+			if f.store != nil {
+				_, err := f.files.FS().Stat(f.path(name))
+				if errors.Is(err, fs.ErrNotExist) {
+					continue
+				}
+				if err != nil {
+					return err
+				}
+			}
 			if err := remove(name); err != nil {
 				return err
 			}
@@ -403,7 +418,7 @@ func (f *workDir) join(ctx context.Context, want *description, l *locks.Lock) (*
 	}
 	why := f.refuses(ctx, old, want)
 	if old != nil && why == nil {
-		f.d = old
+		f.d, f.described = old, true
 		f.o.Read.KeepMark = old.Format == 1
 		done, err := readRecord[finished](f.files, f.path(doneName))
 		if err != nil {
@@ -428,8 +443,6 @@ func (f *workDir) join(ctx context.Context, want *description, l *locks.Lock) (*
 	}
 	if holder, err := f.others(ctx, true); err != nil {
 		return nil, err
-	} else if !l.Ours() {
-		return nil, errLost
 	} else if holder != "" {
 		if errors.Is(why, errRestart) {
 			why = errors.New("it cannot be restarted meanwhile")
@@ -484,6 +497,7 @@ func (f *workDir) join(ctx context.Context, want *description, l *locks.Lock) (*
 	if err := f.write(f.path(descriptionName), want); err != nil {
 		return nil, err
 	}
+	f.described = true
 	return nil, f.announce()
 }
 
