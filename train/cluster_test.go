@@ -252,6 +252,8 @@ type cluster struct {
 	mu        sync.Mutex
 	processes []*clusterProcess // of the attempt in progress, by rank
 	attempts  int
+	lost      bool // the files were lost since the launcher was started
+	ended     bool // the run is complete
 	fullUntil time.Time
 	flips     map[int]bool // ranks that will change a bit of a weight
 	reads     map[int]bool // ranks that will read wrong ids
@@ -359,7 +361,7 @@ func (c *cluster) schedule(ctx context.Context) {
 			clear(c.failing)
 		}
 		failed := len(c.problems) > 0
-		c.stopJob = stopJob
+		c.stopJob, c.lost = stopJob, false
 		for _, h := range c.hosts {
 			hosts = append(hosts, launch.Host{Name: h.Name, Slots: clusterRanks / (clusterHosts - clusterSpares)})
 			if repaired {
@@ -387,7 +389,12 @@ func (c *cluster) schedule(ctx context.Context) {
 		}
 		if err == nil && result.Outcome == launch.Done {
 			c.log("launcher: %s", result.Reason)
-			return
+			c.mu.Lock()
+			c.ended = !c.lost
+			c.mu.Unlock()
+			if c.ended {
+				return
+			}
 		}
 		if err == nil {
 			err = errors.New(result.Reason)
@@ -485,6 +492,10 @@ func (c *cluster) happen(e clusterEvent) {
 	case loseStore:
 		c.hosts[e.Target].cutUntil = until
 	case loseFiles:
+		if c.ended {
+			return
+		}
+		c.lost = true
 		if c.stopJob != nil {
 			c.stopJob()
 		}

@@ -402,6 +402,9 @@ func (s Store) Download(ctx context.Context, fsys filesystem.FS, step int64, dir
 			return err
 		}
 	}
+	if err := files.SyncDir(runDir); err != nil { // a run that is complete does not sync it again
+		return err
+	}
 	return publish(fsys, temp, filepath.Join(dir, name))
 }
 
