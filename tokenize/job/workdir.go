@@ -292,9 +292,9 @@ var spoolName = regexp.MustCompile(`^(unit-\d{5,}(\.\d{4,}\.(segment|rejects)|\.
 func (f *workDir) clear(all bool) error {
 	remove := func(name string) error { return f.files.Remove(f.path(name)) }
 	if all {
-		// Remove records before the files that they describe. In a store, a removal may arrive late,
-		// when another process has written the file. So files that do not exist are not removed. A
-		// shared file system may list a directory as it was some time ago.
+		// Remove records before the files that they describe. In a store, a removal may arrive
+		// late, when another process has written the file, so files that do not exist are not
+		// removed. On a shared file system, Stat may return an old state.
 		for _, name := range []string{doneName, descriptionName} {
 			if f.store != nil {
 				_, err := f.files.FS().Stat(f.path(name))
