@@ -46,7 +46,7 @@ func launchCommand() *cli.Command {
 			"not retry if the configuration is wrong or no step has ever finished. Ctrl-C, SIGTERM, SIGUSR1 and\n" +
 			"SIGUSR2 let the ranks save a checkpoint and exit. A second Ctrl-C or SIGTERM kills them.\n\n" +
 			"Exit codes: 0 all steps are done, 1 failed after all retries, 2 wrong usage, 3 stopped after a\n" +
-			"checkpoint, 124 the last attempt hung. docs/reference/ranks.md has the details.\n\n" +
+			"checkpoint, 124 the last attempt hung. docs/guides/launch.md has the details.\n\n" +
 			"Example: mula launch -- train --config train.yaml\n" +
 			"         mula launch --hosts node1,node2,node3 --spares 1 --ranks 4 -- train --config train.yaml\n" +
 			"         mula launch --with mpiexec --mpiexec 'mpiexec.mpich -bind-to core' --ranks 4 -- train\n" +
