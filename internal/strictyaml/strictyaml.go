@@ -281,21 +281,26 @@ func (f *File) explain(err error) error {
 	return fmt.Errorf("%s: %s", f.position(located.GetToken().Position.Line), string(message))
 }
 
-// knownFields suggests a field for an unknown name: a field of the struct here, or else a field
-// elsewhere in the file, by its full name.
+// knownFields suggests a field for an unknown name: a field of this name elsewhere in the file, or
+// else a similar one of the struct here, or else a similar one elsewhere. It names the latter in
+// full.
 func knownFields(name string, here, root reflect.Type) string {
-	known := fields(here)
-	if suggest.Nearest(name, known) == "" {
-		full := fullNames(root, "")
-		last := make([]string, len(full))
-		for i, name := range full {
-			last[i] = name[strings.LastIndexByte(name, '.')+1:]
-		}
-		if i := slices.Index(last, suggest.Nearest(name, last)); i >= 0 {
-			return fmt.Sprintf("; did you mean %q?", full[i])
-		}
+	known, full := fields(here), fullNames(root, "")
+	last := make([]string, len(full))
+	for i, name := range full {
+		last[i] = name[strings.LastIndexByte(name, '.')+1:]
 	}
-	return DidYouMean(name, known)
+	i := slices.Index(last, name)
+	if i < 0 && suggest.Nearest(name, known) == "" {
+		i = slices.Index(last, suggest.Nearest(name, last))
+	}
+	switch {
+	case i < 0:
+		return DidYouMean(name, known)
+	case full[i] == name:
+		return "; it belongs at the top level of the file"
+	}
+	return fmt.Sprintf("; did you mean %q?", full[i])
 }
 
 type visitor func(ast.Node)

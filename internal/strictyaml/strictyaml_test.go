@@ -70,6 +70,7 @@ func TestMessages(t *testing.T) {
 		"sources:\n  - rate: 1\n    ratee: 1\n":            `f.yaml:3: unknown field "ratee"; did you mean "rate"?`,
 		"by_name:\n  a: {rats: 1}\n":                       `f.yaml:2: unknown field "rats"; did you mean "rate"?`,
 		"warmup_steps: 3\n":                                `f.yaml:1: unknown field "warmup_steps"; did you mean "schedule.warmup_steps"?`,
+		"schedule:\n  name: x\n":                           `f.yaml:2: unknown field "name"; it belongs at the top level of the file`,
 		"schedule:\n  zzzzzzzzzzz: 3\n":                    `f.yaml:2: unknown field "zzzzzzzzzzz"; known are rate, warmup_steps`,
 		"name: x\nschedule:\n  rate: fast\n":               `f.yaml:3: schedule.rate is "fast"; it must be a number`,
 		"schedule: {warmup_steps: 1.5}\n":                  `f.yaml:1: schedule.warmup_steps is 1.5; it must be a whole number`,
