@@ -9,7 +9,6 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"time"
@@ -334,7 +333,7 @@ func launchOptions(c *cli.Context, config train.Config, command []string) (launc
 		if err := checkHotSpares(o, with); err != nil {
 			return o, err
 		}
-		if n := config.Checkpoint.SnapshotEvery; n == 0 {
+		if config.Checkpoint.SnapshotEvery == 0 {
 			fmt.Fprintln(unfiltered(c.App.ErrWriter), "launch: with checkpoint.snapshot_every, hot spares would lose "+
 				"fewer steps; without it, the run resumes from the newest checkpoint")
 		}
@@ -354,8 +353,6 @@ func checkHotSpares(o launch.Options, with string) error {
 	case o.Ranks == 1:
 		return usagef("--hot-spares needs several ranks, because the others must have the state of a rank that dies; " +
 			"remove the flag, or raise --ranks")
-	case runtime.GOOS == "windows":
-		return usagef("--hot-spares is not supported on Windows; remove the flag")
 	}
 	slots := 0
 	for _, h := range o.Hosts {

@@ -51,7 +51,7 @@ def free_port():
                 continue
 
 
-def prepare(work):
+def prepare(work, faults):
     """Writes the data of the run and the programs to a folder, and returns the run's weights."""
     rng = random.Random(1)
     words = ["".join(rng.choice("abcdefghijklmnop") for _ in range(rng.randint(2, 7))) for _ in range(500)]
@@ -202,7 +202,7 @@ def run(work, hosts, launcher, fault, want):
         return f"exit code {code}\n{text[-3000:]}"
     attempts = [json.loads(line) for line in (work / name / "launch.jsonl").read_text().splitlines()]
     last = attempts[-1]
-    print(f"   {launcher}, {fault}: {len(attempts)} attempts in {seconds:.1f} s: " +
+    print(f"   {launcher}, {fault}: {len(attempts)} attempt(s) in {seconds:.1f} s: " +
           "; ".join(f"{a['outcome']} after step {a['step']}" for a in attempts), flush=True)  # fmt: skip
     if weights(work / name) != want:
         return "the weights differ from the weights of the unbroken run"
@@ -220,18 +220,16 @@ def run(work, hosts, launcher, fault, want):
 
 
 def main():
-    global faults
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--with", nargs="+", choices=list(launchers), default=list(launchers), dest="launchers")
     p.add_argument("--faults", nargs="+", choices=["dead", "dies", "silent", "stops", "wrong"],
         default=["dead", "dies", "silent", "stops", "wrong"])  # fmt: skip
     a = p.parse_args()
-    faults = a.faults
     os.environ["CGO_ENABLED"] = "0"
     with tempfile.TemporaryDirectory(prefix="hosts-") as folder:
         work = pathlib.Path(folder)
         os.chmod(work, 0o755)
-        want = prepare(work)
+        want = prepare(work, a.faults)
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", work / "user"], check=True)
         port = free_port()
         (work / "remote-shell").write_text(

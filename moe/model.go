@@ -221,10 +221,9 @@ func (m *Model) Parameters() []*Parameter { return m.trained }
 // Buckets divides all parameters into ranges of memory, in the order in which [Model.Backward]
 // completes their gradients: for each layer of multi-token prediction, from the last to the first,
 // the experts and then the rest; final norm and head; the same for each other layer; the embedding.
-// A pipeline stage lists only its own buckets, of all its
-// groups of layers. If embedding and head are tied, the final norm is in the bucket of the
-// embedding. A dense layer is one bucket. If ranks share matrices, the slices of a layer have a
-// bucket before the rest of the layer.
+// A pipeline stage lists only its own buckets, of all its groups of layers. If embedding and head
+// are tied, the final norm is in the bucket of the embedding. A dense layer is one bucket. If ranks
+// share matrices, the slices of a layer have a bucket before the rest of the layer.
 func (m *Model) Buckets() []Bucket { return m.buckets }
 
 // ZeroGradients sets all gradients to zero, for a step without batches on this rank. Other steps

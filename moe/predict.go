@@ -16,8 +16,8 @@ import (
 //	loss = -log softmax(head·n')[t[i+k+2]]
 //
 // E is the embedding and head the head of the model, and each norm has weights of its own. n is the
-// input of the model's head, its final norm included, for k = 0, and otherwise n' of layer k-1.
-// Megatron core computes the same function. The loss of a step has the additional term
+// input of the model's head, its final norm included, for k = 0, and otherwise n' of layer k-1, as
+// in the source code of Megatron core 0.16.1. The loss of a step has the additional term
 //
 //	λ/D · Σ over layers, Σ over positions with a target, loss / Targets
 //
@@ -50,17 +50,17 @@ func (c Config) validatePredictions(bad func(field, format string, args ...any) 
 	case n > 0 && f.predictionTensors != "":
 		return bad(field, "is %d; it must be 0, because mula does not train the layers of multi-token prediction of a "+
 			"%s model, which have another form", n, c.Architecture)
-	case n > 0 && f.predictionLayers == "":
+	case n > 0 && !c.TrainsPredictions():
 		return bad(field, "is %d; it must be 0, because a %s model has no layers of multi-token prediction", n,
 			c.Architecture)
 	}
 	return nil
 }
 
-// CannotTrainPredictions reports whether mula does not train the layers of multi-token prediction
-// of the family.
-func (c Config) CannotTrainPredictions() bool {
-	return c.family().predictionLayers == "" || c.family().predictionTensors != ""
+// TrainsPredictions reports whether mula can train the layers of multi-token prediction of the
+// family.
+func (c Config) TrainsPredictions() bool {
+	return c.family().predictionLayers != "" && c.family().predictionTensors == ""
 }
 
 // predictedTokens are the values of a layer of multi-token prediction that its backward pass reads,

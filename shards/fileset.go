@@ -117,8 +117,7 @@ func (f *FileSet) finishAll() (map[string]FileInfo, error) {
 // new marker last. text is the content of the manifest. If publish fails after the first removal,
 // there is no marker. This also holds after a power failure: the removal of the old marker is
 // synced before other files change, and all other files are synced before the new marker appears.
-func (f *FileSet) publish(marker string, stale []string, manifest *atomicfile.File, text []byte) (
-	err error) {
+func (f *FileSet) publish(marker string, stale []string, manifest *atomicfile.File, text []byte) (err error) {
 	dir := filepath.Dir(f.path(marker))
 	older, err := f.older(marker, manifest.Path(), text)
 	if err != nil {

@@ -72,7 +72,7 @@ func (r *run) keep() {
 // takeKept takes the plan of the last run in this process, if it was opened for the same rank.
 func (r *run) takeKept() {
 	k := r.options.Kept
-	if k == nil {
+	if k == nil || k.data == nil && k.device == nil {
 		return
 	}
 	runtime.GC() // frees the memory of the last model before there is a new one

@@ -223,6 +223,7 @@ func (f *workDir) close(ctx context.Context) {
 	f.stopBeat()
 	f.locks.Close()
 	if f.store == nil {
+		// Nothing is tried in the folder of a complete job, which has files.
 		if entries, err := f.files.FS().ReadDir(f.dir); err == nil && len(entries) == 0 {
 			_ = f.files.FS().Remove(f.dir) // another process may have created a file there
 		}

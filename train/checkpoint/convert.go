@@ -279,11 +279,11 @@ func (m ModelDir) inspect(stored *moe.Stored) (*tokenize.Tokenizer, Inspection, 
 		i.Notes = append(i.Notes, "the experts are in MXFP4, which mula reads without rounding and does not write")
 	}
 	if n := stored.PredictionLayers(); n > 0 {
-		note := "the files have %s of multi-token prediction: mula import and export copy them, mula train trains " +
-			"them with model.num_nextn_predict_layers, and mula generate and eval do not use them"
-		if stored.Config().CannotTrainPredictions() {
-			note = "the files have %s of multi-token prediction: mula import and export copy them, but mula does not " +
-				"train or use them"
+		note := "the files have %s of multi-token prediction: mula import and export copy them, but mula does not " +
+			"train or use them"
+		if stored.Config().TrainsPredictions() {
+			note = "the files have %s of multi-token prediction: mula import and export copy them, mula train trains " +
+				"them with model.num_nextn_predict_layers, and mula generate and eval do not use them"
 		}
 		i.Notes = append(i.Notes, fmt.Sprintf(note, quantity.Plural(int64(n), "layer")))
 	}
