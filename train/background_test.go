@@ -83,7 +83,8 @@ func TestBackgroundBytes(t *testing.T) {
 
 // Steps do not wait for a checkpoint in the background: the file system stops at its first file
 // until four more steps have ended. The checkpoint has the weights of its step, not newer ones. The
-// checkpoint that is due meanwhile is not written.
+// checkpoint that is due meanwhile is not written. A file is written with few large writes, because
+// each write that blocks delays a step.
 func TestBackgroundDoesNotStopSteps(t *testing.T) {
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	c := ranksConfig(t, plan, LayoutConfig{DP: 2, EP: 1},
@@ -92,9 +93,14 @@ func TestBackgroundDoesNotStopSteps(t *testing.T) {
 	want := c.Output
 	c.Output, c.Checkpoint.Background = filepath.Join(t.TempDir(), "run"), true
 	release := make(chan struct{})
+	var mu sync.Mutex
+	writes := map[string]int{} // of each file
 	defer func() { atomicfile.Fault = nil }()
 	atomicfile.Fault = func(op atomicfile.Op, path string) error {
 		if op == atomicfile.OpWrite && strings.Contains(path, checkpoint.Name(3)) {
+			mu.Lock()
+			writes[filepath.Base(path)]++
+			mu.Unlock()
 			<-release
 		}
 		return nil
@@ -117,6 +123,14 @@ func TestBackgroundDoesNotStopSteps(t *testing.T) {
 	}
 	sameCheckpoint(t, 3, want, c.Output)
 	sameCheckpoint(t, 9, want, c.Output)
+	for name, n := range writes { // the first write of tensors has the header, too
+		if n > 2 {
+			t.Errorf("%d writes to %s", n, name)
+		}
+	}
+	if len(writes) < 5 {
+		t.Errorf("writes to %d files", len(writes))
+	}
 }
 
 // A checkpoint in the background that fails at any file operation does not stop the run: the next

@@ -1,6 +1,7 @@
 package checkpoint
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"crypto/sha256"
@@ -494,7 +495,8 @@ func (c *writer) writeTensors(ctx context.Context, name string, tensors []safete
 	metadata map[string]string,
 	values func(i int) xpu.Tensor) error {
 	return c.writeFile(name, func(file io.Writer) error {
-		out, err := safetensors.NewWriter(file, tensors, metadata)
+		buffered := bufio.NewWriterSize(file, writeSize(tensors))
+		out, err := safetensors.NewWriter(buffered, tensors, metadata)
 		if err != nil {
 			return err
 		}
@@ -507,8 +509,24 @@ func (c *writer) writeTensors(ctx context.Context, name string, tensors []safete
 				return err
 			}
 		}
-		return out.Close()
+		return errors.Join(out.Close(), buffered.Flush())
 	})
+}
+
+// maxWrite is the most bytes of one write. A write that blocks keeps one of the GOMAXPROCS
+// processors until the Go runtime notices it, up to 10 ms later. During a save in the background,
+// the training step has one processor less for that time. With few large writes this is rare.
+const maxWrite = 16 << 20
+
+// writeSize returns the bytes of one write to a file of the tensors.
+func writeSize(tensors []safetensors.Tensor) int {
+	size := 0
+	for _, t := range tensors {
+		if size = size + int(t.Elements())*t.DType.Size(); size >= maxWrite {
+			return maxWrite
+		}
+	}
+	return size
 }
 
 // writeFile writes, hashes and syncs a file of the checkpoint. Its name is on disk after a sync of
