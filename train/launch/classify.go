@@ -115,9 +115,14 @@ func (s *supervisor) classify(a *Attempt, w *attemptWatch) {
 		a.Reason = s.hosts.lost[a.Blamed] + "; the run stopped after a checkpoint, and a spare replaces the host"
 	case w.hang != nil: // ranks that were told to end may have saved and exited like stopped ranks
 		a.Outcome, a.Reason = Hang, w.hang.String()
-		if w.waitedFor != "" {
-			a.Reason += w.waitedFor
-			a.Rank = &w.firstOf
+		if w.report.text != "" {
+			a.Reason += w.report.text
+			a.Rank = &w.report.first
+		}
+		// The run may be the cause, so the host stays in use if no other is left.
+		if host := w.report.host; s.hosts.has(host) {
+			a.Blamed = host
+			s.hosts.suspect(host)
 		}
 	case w.last.Ended == record.EndedStopped && !w.ended:
 		a.Outcome, a.Reason = Stopped, "a signal to the ranks stopped the run after a checkpoint"

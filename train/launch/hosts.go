@@ -209,7 +209,8 @@ func Distribute(hosts []Host, spares, ranks int) ([]Host, int, error) {
 // A pool is the hosts of a run and their failures.
 type pool struct {
 	hosts []Host
-	// hosts on which a rank was killed, the oldest failure first; used when no other host is left
+	// hosts on which a rank was killed or hung, the oldest failure first; used when no other host
+	// is left
 	suspects []string
 	lost     map[string]string // why a host is out of use
 }
@@ -283,7 +284,7 @@ func HasSpare(hosts []Host, ranks int) bool {
 	return slices.ContainsFunc(hosts, func(h Host) bool { return p.replaceable(h.Name, ranks) })
 }
 
-// suspect records that a rank died on a host. The host may be the cause.
+// suspect records that a rank died or hung on a host. The host may be the cause.
 func (p *pool) suspect(host string) {
 	if !p.has(host) {
 		return

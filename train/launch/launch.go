@@ -331,8 +331,7 @@ type attemptWatch struct {
 	answersBy time.Time // when the launcher ends ranks that hang
 	slowSeen  bool      // a rank was slow; its host is replaced or stays
 	replaced  *int      // the run was stopped because this rank was slow
-	waitedFor string    // the ranks for which the others wait, if they hung
-	firstOf   int       // the first of these ranks, or -1
+	report    hangReport
 	firstDied time.Time // when the first rank failed
 	killAt    time.Time // when the remaining ranks are killed; zero for never
 }
@@ -418,7 +417,7 @@ func (w *attemptWatch) act(now time.Time) {
 	case w.hang != nil:
 		if !now.Before(w.answersBy) {
 			// before the end: Open MPI continues stopped ranks, which then answer
-			w.waitedFor, w.firstOf = describeHang(s.FS, w.dir, s.Ranks, w.hosts)
+			w.report = describeHang(s.FS, w.dir, s.Ranks, w.hosts)
 			w.end(now)
 		}
 	case s.watch.overdue(now) != nil:

@@ -558,6 +558,64 @@ func TestHang(t *testing.T) {
 	}
 }
 
+// silentRanks does steps and hangs. Then the ranks answer, except the silent ranks.
+func silentRanks(from, to int64, silent ...int) script {
+	return func(r *scripted) {
+		r.steps(from, to)
+		for rank := range r.Hosts {
+			if slices.Contains(silent, rank) {
+				continue
+			}
+			text := fmt.Sprintf("rank %d on x, process 7: waiting in AllReduce in train.(*run).step\n", rank)
+			path := filepath.Join(r.Dir, fmt.Sprint(answersPrefix, rank))
+			if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+				r.t.Error(err)
+			}
+		}
+		<-r.ended
+		r.all(ExitFailed)
+	}
+}
+
+// The host of the ranks for which the others wait is not used again while there is another.
+func TestHangHost(t *testing.T) {
+	for _, test := range []struct {
+		name    string
+		scripts []script
+		dead    []string // start no process
+		used    string
+		blamed  string // in the attempts
+	}{
+		{"a host", []script{silentRanks(0, 10, 2, 3), done(10, 20)}, nil, "aabb aacc", "b "},
+		{"a rank", []script{silentRanks(0, 10, 1), done(10, 20)}, nil, "aabb bbcc", "a "},
+		{"several hosts", []script{silentRanks(0, 10, 1, 2), done(10, 20)}, nil, "aabb aabb", " "},
+		{"no rank", []script{silentRanks(0, 10), done(10, 20)}, nil, "aabb aabb", " "},
+		{"the run", []script{silentRanks(0, 10, 1), silentRanks(10, 20, 1), silentRanks(20, 30, 1), done(30, 40)}, nil,
+			"aabb bbcc ccaa aabb", "a b c "},
+		{"in the setup", []script{silentRanks(0, 0, 3), done(0, 9)}, nil, "aabb aacc", "b "},
+		{"in the setup, because of a dead host", []script{silentRanks(0, 0, 3), silentRanks(0, 9, 0), done(9, 12)},
+			[]string{"b"}, "aabb aacc ccaa", "b a "},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				th := &probedTheatre{theatre: theatre{scripts: test.scripts}, dead: test.dead}
+				o := begin(t, &th.theatre)
+				o.Start, o.ProbeLimit = th, time.Second
+				result := mustRun(t, o)
+				blamed := ""
+				for _, a := range result.Attempts[:len(result.Attempts)-1] {
+					blamed += a.Blamed + " "
+				}
+				if result.Code != ExitDone || th.hosts() != test.used || blamed != test.blamed ||
+					!slices.Equal(result.Excluded, slices.Concat([]string{}, test.dead)) {
+					t.Errorf("code %d on %s, blamed %q, excluded %q: %s", result.Code, th.hosts(), blamed,
+						result.Excluded, result.Reason)
+				}
+			})
+		})
+	}
+}
+
 // slowRank does steps. After the first one, a rank is slow. When the launcher stops the run, it
 // saves.
 func slowRank(from, to int64, rank int) script {

@@ -25,12 +25,12 @@ type prober interface {
 }
 
 // probe looks for hosts that do not start processes. It does so after an attempt that ended before
-// its first step and for which no host is blamed. If only some hosts fail, it takes them out of use
-// and blames the first. If all fail, the cause is not a host.
+// its first step, if no host is blamed or the attempt hung. If only some hosts fail, it takes them
+// out of use and blames the first. If all fail, the cause is not a host.
 func (s *supervisor) probe(ctx context.Context, a *Attempt) {
 	p, ok := s.Start.(prober)
 	if !ok || s.ProbeLimit <= 0 || s.stopping || a.Outcome != Failed && a.Outcome != Hang || a.Steps > 0 ||
-		a.Blamed != "" || a.genuine != "" {
+		a.Outcome == Failed && a.Blamed != "" || a.genuine != "" {
 		return
 	}
 	hosts := slices.Compact(slices.Clone(a.Hosts))
@@ -57,7 +57,7 @@ func (s *supervisor) probe(ctx context.Context, a *Attempt) {
 		if why := found[host]; why != nil {
 			s.hosts.lose(host, "it starts no process: "+why.Error())
 			s.Notice(fmt.Sprintf("host %s starts no process: %v", host, why))
-			if a.Blamed == "" {
+			if a.Outcome != HostLost {
 				a.Outcome, a.Blamed, a.unreachable = HostLost, host, true
 				a.Reason += fmt.Sprintf("; host %s starts no process: %v", host, why)
 			}

@@ -101,11 +101,17 @@ const shownRanks = 4
 // shownExchanges is the number of exchanges that a text about a hang names.
 const shownExchanges = 3
 
-// describeHang describes the ranks for which the others wait: ranks without stacks, and ranks that
-// are in no exchange. A folder has the output of the ranks and their answers. hosts has the host of
-// each rank. The text is empty if no rank has written stacks. first is the first rank of the text,
-// or -1.
-func describeHang(fsys filesystem.FS, dir string, ranks int, hosts []string) (text string, first int) {
+// A hangReport describes the ranks for which the others wait: ranks without stacks, and ranks that
+// are in no exchange.
+type hangReport struct {
+	text  string // empty if no rank has written stacks
+	first int    // the first of these ranks, or -1
+	host  string // of all these ranks; empty if it is unknown, or if they are on several hosts
+}
+
+// describeHang returns the report about a hang. A folder has the output of the ranks and their
+// answers. hosts has the host of each rank.
+func describeHang(fsys filesystem.FS, dir string, ranks int, hosts []string) hangReport {
 	var of [waiting + 1][]int
 	exchanges := map[string]int{} // numbers of waiting ranks
 	answers := readAnswers(fsys, dir)
@@ -121,9 +127,9 @@ func describeHang(fsys filesystem.FS, dir string, ranks int, hosts []string) (te
 		}
 	}
 	if len(of[silent]) == ranks {
-		return "", -1
+		return hangReport{first: -1}
 	}
-	first = -1
+	text, first := "", -1
 	for state, why := range []string{silent: "wrote no stacks: stopped, or blocked in the kernel or in a library",
 		busy: "not in an exchange with other ranks"} {
 		if len(of[state]) == 0 {
@@ -158,7 +164,12 @@ func describeHang(fsys filesystem.FS, dir string, ranks int, hosts []string) (te
 	if len(names) > 0 {
 		text += " (" + strings.Join(names[:min(len(names), shownExchanges)], ", ") + ")"
 	}
-	return text, first
+	report := hangReport{text: text, first: first}
+	if awaited := slices.Concat(of[silent], of[busy]); len(of[waiting]) > 0 && first >= 0 && first < len(hosts) &&
+		!slices.ContainsFunc(awaited, func(rank int) bool { return hosts[rank] != hosts[first] }) {
+		report.host = hosts[first]
+	}
+	return report
 }
 
 // readTail reads the last bytes of a file.

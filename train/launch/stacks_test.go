@@ -28,18 +28,23 @@ func TestDescribeHang(t *testing.T) {
 		outputs []string
 		want    string
 		first   int
+		host    string
 	}{
-		{[]string{"", "-", killed}, "", -1}, // "-": no file
+		{[]string{"", "-", killed}, "", -1, ""}, // "-": no file
 		{[]string{waits, waits + "more\n", waits}, "; waiting in an exchange: 3 ranks (Wait in " +
-			"train.(*run).step: 3)", -1},
+			"train.(*run).step: 3)", -1, ""},
 		{[]string{waits, "", waits}, "; rank 1 on b (wrote no stacks: stopped, or blocked in the kernel or in a " +
-			"library); waiting in an exchange: 2 ranks (Wait in train.(*run).step: 2)", 1},
+			"library); waiting in an exchange: 2 ranks (Wait in train.(*run).step: 2)", 1, "b"},
 		{[]string{reads, waits, before}, "; rank 2 on c (wrote no stacks: stopped, or blocked in the kernel or in a " +
 			"library); rank 0 on a (not in an exchange with other ranks); waiting in an exchange: 1 rank (Wait in " +
-			"train.(*run).step: 1)", 2},
+			"train.(*run).step: 1)", 2, ""},
+		{[]string{waits, reads}, "; rank 1 on b (not in an exchange with other ranks); waiting in an exchange: " +
+			"1 rank (Wait in train.(*run).step: 1)", 1, "b"},
+		{[]string{reads, ""}, "; rank 1 on b (wrote no stacks: stopped, or blocked in the kernel or in a library); " +
+			"rank 0 on a (not in an exchange with other ranks); waiting in an exchange: 0 ranks", 1, ""},
 		{[]string{waits, reads, reads, reads, reads, reads, reads}, "; rank 1 on b, rank 2 on c, rank 3, rank 4, " +
 			"2 more (not in an exchange with other ranks); waiting in an exchange: 1 rank (Wait in " +
-			"train.(*run).step: 1)", 1},
+			"train.(*run).step: 1)", 1, ""},
 	} {
 		dir := t.TempDir()
 		for rank, output := range test.outputs {
@@ -50,9 +55,9 @@ func TestDescribeHang(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		text, first := describeHang(filesystem.OS{}, dir, len(test.outputs), strings.Split("abc", ""))
-		if text != test.want || first != test.first {
-			t.Errorf("got %q and rank %d, want %q and %d", text, first, test.want, test.first)
+		got := describeHang(filesystem.OS{}, dir, len(test.outputs), strings.Split("abc", ""))
+		if want := (hangReport{test.want, test.first, test.host}); got != want {
+			t.Errorf("got %+v, want %+v", got, want)
 		}
 	}
 }
@@ -72,8 +77,8 @@ func TestAnswers(t *testing.T) {
 	}
 	want := "; rank 1 (wrote no stacks: stopped, or blocked in the kernel or in a library); rank 0 on a (not in an " +
 		"exchange with other ranks); waiting in an exchange: 2 ranks (AllReduce in train/votes.(*Votes).sumCounts: 2)"
-	if text, first := describeHang(filesystem.OS{}, dir, 4, nil); text != want || first != 1 {
-		t.Errorf("got %q and rank %d, want %q and 1", text, first, want)
+	if got := describeHang(filesystem.OS{}, dir, 4, nil); got != (hangReport{text: want, first: 1}) {
+		t.Errorf("got %+v, want %q and rank 1", got, want)
 	}
 }
 
