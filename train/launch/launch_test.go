@@ -158,6 +158,9 @@ func (th *theatre) hosts() string {
 
 func threeHosts() []Host { return []Host{{"a", 2}, {"b", 2}, {"c", 2}} }
 
+// schedulerSignal is SIGUSR1 on Linux. Package syscall has no SIGUSR1 on Windows.
+const schedulerSignal = syscall.Signal(10)
+
 // begin makes options for four ranks on a and b, with c to spare.
 func begin(t *testing.T, th *theatre) Options {
 	th.t = t
@@ -696,7 +699,7 @@ func TestReplaceSlowStopped(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		signals := make(chan os.Signal, 1)
 		th := &theatre{scripts: []script{func(r *scripted) {
-			go func() { <-r.stopped; signals <- syscall.SIGUSR1 }()
+			go func() { <-r.stopped; signals <- schedulerSignal }()
 			rank := 1
 			r.slow = &rank
 			r.steps(0, 1)
@@ -840,7 +843,7 @@ func TestSignals(t *testing.T) {
 					for _, at := range test.at {
 						time.Sleep(time.Until(start.Add(at)))
 						if at%(2*time.Second) == time.Second {
-							signals <- syscall.SIGUSR1
+							signals <- schedulerSignal
 						} else {
 							signals <- syscall.SIGTERM
 						}
