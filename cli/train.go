@@ -114,58 +114,24 @@ type trainProcess struct {
 	kept     train.Kept
 }
 
-// rejoinLimit is the time in which mula launch must form a new group of ranks after this process
-// has lost another rank. The connection to a host without power ends after about as long on all
-// hosts.
-const rejoinLimit = time.Minute
-
 // run trains, in one group of ranks after the other. A hot spare first waits for a rank.
 func (t *trainProcess) run() error {
-	if t.assigned.IsSpare() {
-		if t.assigned.Next(t.c.Context) != nil {
-			return nil // the run does not need the spare, or the user has ended it
-		}
-	}
-	t.answers = launch.NewAnswers() // before ranks wait for each other
-	defer t.answers.Close()
-	for {
-		err := t.train()
-		var lost *lostRankError
-		if t.assigned == nil || !errors.As(err, &lost) {
-			return err
-		}
+	defer func() { t.answers.Close() }()
+	return t.assigned.Run(t.c.Context, func(err error) {
 		fmt.Fprintf(t.c.App.ErrWriter, "waiting for a hot spare: %s\n", printable(err.Error()))
-		ctx, cancel := context.WithTimeout(t.c.Context, rejoinLimit)
-		next := t.assigned.Next(ctx)
-		cancel()
-		if next != nil {
-			return lost.Err // the launcher restarts the run
+	}, func() error {
+		if t.answers == nil {
+			t.answers = launch.NewAnswers() // before ranks wait for each other
 		}
-	}
+		return t.train()
+	})
 }
 
-// A lostRankError means that a process has lost another rank, and can join a new group.
-type lostRankError struct{ Err error }
-
-func (e *lostRankError) Error() string { return e.Err.Error() }
-func (e *lostRankError) Unwrap() error { return e.Err }
-
 // join connects to the other ranks of the group.
-func (t *trainProcess) join() (*comm.Comm, error) {
-	ctx, cancel := t.assigned.Context(t.c.Context, true)
-	defer cancel()
-	if t.assigned.Generation() > 0 {
-		var end context.CancelFunc
-		ctx, end = context.WithTimeout(ctx, rejoinLimit)
-		defer end()
-	}
-	world, err := group.Join(ctx, t.config.Layout.Transport, t.config.Layout.Ranks(), func(text string) {
+func (t *trainProcess) join(ctx context.Context) (*comm.Comm, error) {
+	return group.Join(ctx, t.config.Layout.Transport, t.config.Layout.Ranks(), func(text string) {
 		fmt.Fprintf(t.c.App.ErrWriter, "waiting: %s\n", printable(text))
 	})
-	if err != nil && t.c.Context.Err() == nil && (t.assigned.Generation() > 0 || ctx.Err() != nil) {
-		err = &lostRankError{err} // for example, another one died meanwhile
-	}
-	return world, err
 }
 
 // train trains in one group of ranks.
@@ -174,7 +140,7 @@ func (t *trainProcess) train() error {
 	var world *comm.Comm
 	err := config.Validate()
 	if err == nil {
-		world, err = t.join()
+		world, err = t.assigned.Join(c.Context, t.join)
 	}
 	if err != nil && c.Context.Err() != nil {
 		// not %w: Main would print a message without the missing ranks
@@ -259,12 +225,16 @@ func (t *trainProcess) train() error {
 	if trainFault != nil {
 		trainFault(&options)
 	}
-	ctx, cancel := t.assigned.Context(context.WithoutCancel(c.Context), false)
-	defer cancel()
-	result, err := train.Run(sayCompiling(ctx, p), config, options)
+	var result train.Result
+	err = t.assigned.Train(context.WithoutCancel(c.Context), world, func(ctx context.Context) (err error) {
+		result, err = train.Run(sayCompiling(ctx, p), config, options)
+		return err
+	})
 	job.Close()
 	p.end()
 	switch {
+	case errors.As(err, new(*launch.LostRankError)):
+		return err
 	case err != nil && world != nil && collective.Shared(err):
 		// All ranks wait until the message is printed: when one process of a job exits with an
 		// error, the others are killed.
@@ -278,9 +248,6 @@ func (t *trainProcess) train() error {
 		}
 		leave(world)
 		return code
-	case err != nil && t.assigned != nil && (errors.Is(err, comm.ErrPeerLost) || ctx.Err() != nil):
-		world.Close()
-		return &lostRankError{err}
 	case err != nil:
 		return configurationError(c, config, err) // the group is not closed, so that other ranks notice the failure
 	case world != nil:

@@ -129,7 +129,7 @@ func act(words []string) {
 			if !mine {
 				break
 			}
-			if err := assigned.Next(context.Background()); err != nil {
+			if err := assigned.next(context.Background()); err != nil {
 				fmt.Fprintln(os.Stderr, "no group:", err)
 				os.Exit(ExitDone)
 			}

@@ -290,8 +290,8 @@ func TestAssignments(t *testing.T) {
 		t.Setenv(name, "")
 	}
 	r, w := io.Pipe()
-	a := newAssignments(r, true)
-	running, cancel := a.Context(t.Context(), false)
+	a := NewAssignments(r, true, Assignment.setEnvironment)
+	running, cancel := a.context(t.Context(), false)
 	defer cancel()
 	if a.Generation() != 0 || !a.IsSpare() || running.Err() != nil {
 		t.Error("the process is not a spare that waits")
@@ -302,7 +302,7 @@ func TestAssignments(t *testing.T) {
 		t.Errorf("the context ends with %v", cause)
 	}
 	for generation := 1; generation <= 2; generation++ {
-		if err := a.Next(t.Context()); err != nil || a.Generation() != generation {
+		if err := a.next(t.Context()); err != nil || a.Generation() != generation {
 			t.Fatalf("generation %d, %v", a.Generation(), err)
 		}
 		if got := strings.Join([]string{os.Getenv("MULA_RANK"), os.Getenv("MULA_ADDRESS"),
@@ -314,16 +314,16 @@ func TestAssignments(t *testing.T) {
 			fmt.Fprintln(w, `{"generation":2,"rank":2,"address":"node:2","secret":"y"}`)
 		}
 	}
-	running, cancel = a.Context(t.Context(), false)
+	running, cancel = a.context(t.Context(), false)
 	defer cancel()
-	joining, cancel := a.Context(t.Context(), true)
+	joining, cancel := a.context(t.Context(), true)
 	defer cancel()
 	w.Close()
 	<-joining.Done()
 	if cause := context.Cause(joining); !errors.Is(cause, errReleased) || running.Err() != nil {
 		t.Errorf("the contexts end with %v and %v", cause, running.Err())
 	}
-	if err := a.Next(t.Context()); !errors.Is(err, errReleased) {
+	if err := a.next(t.Context()); !errors.Is(err, errReleased) {
 		t.Errorf("after the end: %v", err)
 	}
 }

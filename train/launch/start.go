@@ -233,7 +233,7 @@ func (j *processJob) Assign(generation int, processes []int) error {
 	secret := newSecret()
 	for rank, number := range processes {
 		p := j.processes[number]
-		line, err := json.Marshal(assignment{Generation: generation, Rank: rank, Address: address, Secret: secret})
+		line, err := json.Marshal(Assignment{Generation: generation, Rank: rank, Address: address, Secret: secret})
 		if err != nil {
 			return err
 		}
