@@ -3,6 +3,7 @@ package train
 import (
 	"context"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -33,8 +34,12 @@ func trainerSimulation(t *testing.T) *simulation.Simulation[clusterEvent] {
 }
 
 func (s clusterSettings) String() string {
-	return fmt.Sprintf("background checkpoints %t, snapshots %t, copies %t, shared experts %t, attributes stale for "+
-		"up to %s", s.Background, s.Snapshots, s.Copies, s.Split, s.Stale)
+	text := fmt.Sprintf("background checkpoints %t, snapshots %t, copies %t, shared experts %t, attributes stale for "+
+		"up to %s", s.Background, s.SnapshotEvery > 0, s.Copies, s.Split, s.Stale)
+	if s.HotSpares > 0 {
+		text += fmt.Sprintf(", %d hot spares, snapshots every %d steps", s.HotSpares, s.SnapshotEvery)
+	}
+	return text
 }
 
 // clusterPlantNamed returns the planted bug with a name.
@@ -57,8 +62,15 @@ func TestSimulateCluster(t *testing.T) {
 	}
 	if s.Test(t, longtest.Rounds(usual, 500)) {
 		s.Finds(t, manifestFirst.String(), 20)
+		texts := strings.Join(s.Replay(t, hotSeed), "\n")
+		if !strings.Contains(texts, "a hot spare on host-2 takes over") {
+			t.Errorf("no hot spare takes over:\n%s", texts)
+		}
 	}
 }
+
+// hotSeed is a seed in which a hot spare takes over.
+const hotSeed = 57
 
 // The simulation finds each planted bug.
 func TestSimulateClusterPlants(t *testing.T) {

@@ -34,7 +34,6 @@ import (
 	"mula/train/votes"
 	"mula/xpu"
 	"mula/xpu/comm"
-	"mula/xpu/comm/simulated"
 	"mula/xpu/cpu"
 )
 
@@ -73,6 +72,14 @@ const (
 	storeFails // requests of a host fail now and then for some time
 	loseStore  // a host cannot reach the store for some time
 	loseFiles  // the job is killed, and the files of the run are lost
+
+	// Of runs with hot spares.
+	killSpare   // SIGKILL of a hot spare that waits
+	killJoining // SIGKILL of a rank, and then of the hot spare that takes over
+	killSaving  // SIGKILL of a rank after it has begun to write a checkpoint
+	killAll     // SIGKILL of all ranks
+	freezeRank  // a rank stops until it is killed
+	freezeSpare // a hot spare that waits stops until it is killed
 )
 
 // A clusterEvent is a fault at a virtual time.
@@ -80,7 +87,7 @@ type clusterEvent struct {
 	At     time.Duration
 	Fault  clusterFault
 	Target int           // number of a rank or a host
-	Length time.Duration // of faults that end
+	Length time.Duration // of faults that end; else the delay of a part of the fault
 }
 
 // what describes the event without its time.
@@ -93,8 +100,14 @@ func (e clusterEvent) what() string {
 		failWrites: "writes of host-%d fail", fillDisk: "the disk is full%.0d", slowDisk: "host-%d has slow files",
 		storeFails: "requests of host-%d fail now and then", loseStore: "host-%d cannot reach the store",
 		loseFiles: "the job is killed, and the files of the run are lost%.0d",
+		killSpare: "hot spare %d is killed", killJoining: "rank %d is killed, and its hot spare after",
+		killSaving: "rank %d will be killed when it has written a checkpoint for", killAll: "all ranks are killed%.0d",
+		freezeRank: "rank %d stops", freezeSpare: "hot spare %d stops",
 	}[e.Fault], e.Target)
-	if e.Length > 0 {
+	switch {
+	case e.Fault == killJoining || e.Fault == killSaving:
+		text += " " + e.Length.String()
+	case e.Length > 0:
 		text += fmt.Sprintf(" for %s", e.Length)
 	}
 	return text
@@ -111,19 +124,23 @@ const (
 	manifestFirst              // a checkpoint is published before the content of its tensors is written
 	trustOneRank               // the vote of a step ignores the errors of all ranks but the first
 	oldWeights                 // a rank on a spare host resumes with the weights of an earlier step
+	staleSpare                 // a hot spare that takes over has the weights of an earlier step
+	keptWeights                // a rank that joins a new group keeps the weights of the last one
 	clusterPlants              // the number of plants
 )
 
 func (p clusterPlant) String() string {
 	return [...]string{noPlant: "none", lostSync: "lost-sync", manifestFirst: "manifest-first",
-		trustOneRank: "trust-one-rank", oldWeights: "old-weights"}[p]
+		trustOneRank: "trust-one-rank", oldWeights: "old-weights", staleSpare: "stale-spare",
+		keptWeights: "kept-weights"}[p]
 }
 
 // clusterSettings are drawn from the seed.
 type clusterSettings struct {
-	Background, Split bool // checkpoints in the background; experts that ranks share
-	Snapshots         bool // in the memory of the hosts, after every step
-	Copies            bool // of checkpoints, in an object store
+	Background, Split bool  // checkpoints in the background; experts that ranks share
+	SnapshotEvery     int64 // steps between snapshots in the memory of the hosts; 0: none
+	Copies            bool  // of checkpoints, in an object store
+	HotSpares         int
 	Stale             time.Duration
 }
 
@@ -132,7 +149,9 @@ func clusterSchedule(seed uint64) (clusterSettings, []clusterEvent) {
 	random := rand.New(rand.NewPCG(seed, 1))
 	settings := clusterSettings{Background: random.IntN(2) == 0, Split: random.IntN(2) == 0,
 		Stale: []time.Duration{0, 3 * time.Second, 30 * time.Second}[random.IntN(3)]}
-	settings.Snapshots = rand.New(rand.NewPCG(seed, 2)).IntN(2) == 0
+	if rand.New(rand.NewPCG(seed, 2)).IntN(2) == 0 {
+		settings.SnapshotEvery = 1
+	}
 	events := make([]clusterEvent, 1+random.IntN(5))
 	for i := range events {
 		e := clusterEvent{At: time.Duration(random.Int64N(int64(12 * time.Second))),
@@ -164,6 +183,9 @@ func clusterSchedule(seed uint64) (clusterSettings, []clusterEvent) {
 			}
 			events = append(events, e)
 		}
+	}
+	if random = rand.New(rand.NewPCG(seed, 4)); random.IntN(4) == 0 {
+		events = settings.drawHotSpares(random, events)
 	}
 	slices.SortStableFunc(events, func(a, b clusterEvent) int { return int(a.At - b.At) })
 	return settings, events
@@ -250,16 +272,22 @@ type cluster struct {
 	stopJob context.CancelFunc
 
 	mu        sync.Mutex
+	job       *clusterJob       // the attempt in progress
 	processes []*clusterProcess // of the attempt in progress, by rank
+	running   sync.WaitGroup    // processes of all attempts
 	attempts  int
 	lost      bool // the files were lost since the launcher was started
 	ended     bool // the run is complete
 	fullUntil time.Time
-	flips     map[int]bool // ranks that will change a bit of a weight
-	reads     map[int]bool // ranks that will read wrong ids
-	failing   map[int]bool // ranks whose device will report an error
-	acked     int64        // the newest step whose checkpoint rank 0 has reported
-	copied    int64        // the newest step whose copy was complete
+	flips     map[int]bool          // ranks that will change a bit of a weight
+	reads     map[int]bool          // ranks that will read wrong ids
+	failing   map[int]bool          // ranks whose device will report an error
+	dying     map[int]time.Duration // until ranks die after they have begun to write a checkpoint
+	joining   []time.Duration       // until the next hot spares that take over die
+	stepped   bool                  // a rank has begun a step in the attempt in progress
+	alone     bool                  // the only fault is the death of one rank after the first step
+	acked     int64                 // the newest step whose checkpoint rank 0 has reported
+	copied    int64                 // the newest step whose copy was complete
 	earlier   map[[2]int64][][]float32
 	problems  []string
 	began     time.Time
@@ -276,10 +304,12 @@ type clusterHost struct {
 	wrong                           bool      // it has computed wrong values
 }
 
-// A clusterProcess is a rank of an attempt.
+// A clusterProcess is a rank of an attempt, or a hot spare.
 type clusterProcess struct {
 	c         *cluster
-	rank      int
+	job       *clusterJob
+	number    int // in the attempt
+	rank      int // -1 for a hot spare that waits
 	host      *clusterHost
 	files     filesystem.FS
 	memory    filesystem.FS
@@ -292,6 +322,8 @@ type clusterProcess struct {
 	killed    chan struct{} // closed when it is dead
 	cancel    context.CancelFunc
 	exit      launch.Exit // after it was killed
+	reported  bool        // the launcher has its exit
+	hotProcess
 }
 
 var errProcessKilled = errors.New("the process was killed")
@@ -302,7 +334,7 @@ func simulateCluster(ctx context.Context, references [2]clusterReference, seed u
 	events []clusterEvent, plant clusterPlant, trace func(text string)) (problems []string, took time.Duration) {
 	c := &cluster{reference: references[0], settings: settings, events: events, plant: plant, seed: seed,
 		server: sharedfs.New(seed), flips: map[int]bool{}, reads: map[int]bool{},
-		failing: map[int]bool{}, earlier: map[[2]int64][][]float32{},
+		failing: map[int]bool{}, dying: map[int]time.Duration{}, earlier: map[[2]int64][][]float32{},
 		began: time.Now(), trace: trace, acked: -1, copied: -1}
 	if settings.Split {
 		c.reference = references[1]
@@ -327,6 +359,7 @@ func simulateCluster(ctx context.Context, references [2]clusterReference, seed u
 	took = time.Since(c.began)
 	cancel()
 	faults.Wait()
+	c.endProcesses()
 	c.checkEnd()
 	return c.problems, took
 }
@@ -359,6 +392,8 @@ func (c *cluster) schedule(ctx context.Context) {
 			clear(c.flips)
 			clear(c.reads)
 			clear(c.failing)
+			clear(c.dying)
+			c.joining = nil
 		}
 		failed := len(c.problems) > 0
 		c.stopJob, c.lost = stopJob, false
@@ -380,8 +415,9 @@ func (c *cluster) schedule(ctx context.Context) {
 		result, err := launch.Run(jobCtx, launch.Options{Output: clusterOutput, FS: launcher.Process(nil),
 			Start: clusterStarter{c}, Ranks: clusterRanks, Hosts: hosts, Limits: limits, Retries: 5, Progress: 1,
 			BackOff: []time.Duration{5 * time.Second, 20 * time.Second}, Grace: 10 * time.Second, ForgetBlame: repaired,
-			Notice: func(text string) { c.log("launcher: %s", text) }})
+			HotSpares: c.settings.HotSpares, Notice: func(text string) { c.log("launcher: %s", text) }})
 		killed := jobCtx.Err() != nil
+		c.checkAttempts(result.Attempts)
 		stopJob()
 		if ctx.Err() != nil {
 			c.problem("the run did not end within %s", clusterLimit)
@@ -429,7 +465,8 @@ func (c *cluster) mustSurvive() bool {
 		switch e.Fault {
 		case loseHost:
 			power++
-		case killRank, freezeHost, nanHost, flipBit, badRead, deviceError, evictRank:
+		case killRank, freezeHost, nanHost, flipBit, badRead, deviceError, evictRank, killSpare, killJoining,
+			killSaving, killAll, freezeRank, freezeSpare:
 			if len(c.events) > 1 {
 				return false
 			}
@@ -461,12 +498,14 @@ func (c *cluster) happen(e clusterEvent) {
 	switch e.Fault {
 	case killRank:
 		if p := c.process(e.Target); p != nil {
-			p.kill(launch.Exit{Signal: syscall.SIGKILL})
+			c.dies(p)
 		}
+	case killSpare, killJoining, killSaving, killAll, freezeRank, freezeSpare:
+		c.happenHot(e)
 	case evictRank:
 		if p := c.process(e.Target); p != nil && !p.signalled {
-			p.evicted, p.signalled = true, true
-			close(p.stop)
+			p.evicted = true
+			p.signal()
 		}
 	case flipBit:
 		c.flips[e.Target] = true
@@ -499,10 +538,8 @@ func (c *cluster) happen(e clusterEvent) {
 		if c.stopJob != nil {
 			c.stopJob()
 		}
-		for rank := range c.processes {
-			if p := c.process(rank); p != nil {
-				p.kill(launch.Exit{Signal: syscall.SIGKILL})
-			}
+		for _, p := range c.alive() {
+			p.kill(launch.Exit{Signal: syscall.SIGKILL})
 		}
 		c.server.Clear()
 		c.acked = -1
@@ -511,14 +548,14 @@ func (c *cluster) happen(e clusterEvent) {
 		if e.Fault == loseHost {
 			h.downUntil = until
 		}
-		for rank := range c.processes {
-			if p := c.process(rank); p != nil && p.host == h {
+		for _, p := range c.alive() {
+			if p.host == h {
 				p.silent = true
 				if e.Fault == loseHost { // the remote shell notices it later
 					time.AfterFunc(20*time.Second, func() {
 						c.mu.Lock()
 						defer c.mu.Unlock()
-						p.kill(launch.Exit{Unreachable: true, Note: "connection timed out"})
+						p.unreachable(launch.Exit{Unreachable: true, Note: "connection timed out"})
 					})
 				}
 			}
@@ -590,7 +627,8 @@ func (p *clusterProcess) wait(work time.Duration) error {
 func (p *clusterProcess) before(op faultfs.Op, path string) error {
 	c := p.c
 	c.mu.Lock()
-	work := time.Duration(1+p.random.IntN(1e7))*clusterRanks + time.Duration(p.rank)
+	work := p.odd(p.random.Int64N(1e7))
+	p.saves(op, path)
 	c.mu.Unlock()
 	if op == faultfs.Read || op == faultfs.Stat {
 		work /= 8
@@ -613,7 +651,7 @@ func (p *clusterProcess) before(op faultfs.Op, path string) error {
 
 // beforeMemory precedes each operation of the process on the file system in its host's memory.
 func (p *clusterProcess) beforeMemory(op faultfs.Op, _ string) error {
-	if err := p.wait(time.Duration(1+p.rank) * time.Microsecond); err != nil {
+	if err := p.wait(time.Duration(1+p.number) * time.Microsecond); err != nil {
 		return err
 	}
 	p.c.mu.Lock()
@@ -631,7 +669,7 @@ func (p *clusterProcess) network() objects.Network {
 		defer p.c.mu.Unlock()
 		return p.requests.Int64N(n)
 	}
-	work := func() error { return p.wait(time.Duration(1+draw(4e7))*clusterRanks + time.Duration(p.rank)) }
+	work := func() error { return p.wait(p.odd(draw(4e7))) }
 	fault := func(*http.Request) (f objectstest.Fault, err error) {
 		if err := work(); err != nil {
 			return f, err
@@ -656,71 +694,150 @@ type clusterStarter struct{ c *cluster }
 
 func (clusterStarter) Name() string { return "simulated" }
 
-func (s clusterStarter) Start(ctx context.Context, r launch.Ranks) (launch.Job, error) {
+func (s clusterStarter) Start(_ context.Context, r launch.Ranks) (launch.Job, error) {
 	c := s.c
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.attempts++
-	c.log("attempt %d on %v", c.attempts, r.Hosts)
-	world := simulated.New(simulated.Network{Hosts: r.Hosts, Inside: simulated.Link{Rate: 1e9},
-		Between: simulated.Link{Rate: 1e9}})
-	job := &clusterJob{c: c, exits: make(chan launch.Exit, len(r.Hosts))}
-	var running sync.WaitGroup
-	c.processes = make([]*clusterProcess, len(r.Hosts))
-	for rank, name := range r.Hosts {
-		i := slices.IndexFunc(c.hosts, func(h *clusterHost) bool { return h.Name == name })
-		p := &clusterProcess{c: c, rank: rank, host: c.hosts[i], stop: make(chan struct{}), killed: make(chan struct{}),
-			random:   rand.New(rand.NewPCG(c.seed, uint64(1+c.attempts*clusterRanks+rank))),
-			requests: rand.New(rand.NewPCG(^c.seed, uint64(1+c.attempts*clusterRanks+rank)))}
-		var rankCtx context.Context
-		rankCtx, p.cancel = context.WithCancel(context.Background())
-		p.files = c.planted(p.host.Process(p.before))
-		p.memory = p.host.memory.Host(name).Process(p.beforeMemory)
-		c.processes[rank] = p
-		job.processes = append(job.processes, p)
-		down := time.Now().Before(p.host.downUntil)
-		running.Go(func() {
-			defer p.cancel()
-			var exit launch.Exit
-			if down {
-				select {
-				case <-p.killed:
-				case <-time.After(10 * time.Second):
-				}
-				exit = launch.Exit{Unreachable: true, Note: "no route to host"}
-				world.Transport(rank).Close()
-			} else {
-				exit = p.run(rankCtx, world, comm.NewHosts(r.Hosts), r.Environment)
-			}
-			exit.Rank, exit.Host = rank, name
-			job.exits <- exit
-		})
+	if len(r.Spares) == 0 {
+		c.log("attempt %d on %v", c.attempts, r.Hosts)
+	} else {
+		c.log("attempt %d on %v, with hot spares on %v", c.attempts, r.Hosts, r.Spares)
 	}
-	go func() {
-		running.Wait()
-		close(job.exits)
-	}()
+	job := &clusterJob{c: c, attempt: c.attempts, ranks: r, exits: make(chan launch.Exit, 16*mostProcesses)}
+	c.job, c.stepped = job, false
+	c.processes = make([]*clusterProcess, len(r.Hosts))
+	job.form(r.Hosts)
+	for rank, name := range r.Hosts {
+		c.processes[rank] = job.start(rank, name)
+	}
+	for _, name := range r.Spares {
+		job.start(-1, name)
+	}
 	return job, nil
 }
 
-// run trains, and returns how the process ended.
-func (p *clusterProcess) run(ctx context.Context, world *simulated.World, hosts *comm.Hosts,
-	environment []string) launch.Exit {
+// start starts a process of the job, as a rank or, if rank is negative, as a hot spare. The caller
+// has locked mu.
+func (j *clusterJob) start(rank int, name string) *clusterProcess {
+	c, number := j.c, len(j.processes)
+	i := slices.IndexFunc(c.hosts, func(h *clusterHost) bool { return h.Name == name })
+	p := &clusterProcess{c: c, job: j, number: number, rank: rank, host: c.hosts[i], stop: make(chan struct{}),
+		killed: make(chan struct{})}
+	stream := uint64(1 + j.attempt*clusterRanks + number)
+	if len(j.ranks.Spares) > 0 {
+		stream = uint64(1+j.attempt)*mostProcesses + uint64(number)
+	}
+	p.random = rand.New(rand.NewPCG(c.seed, stream))
+	p.requests = rand.New(rand.NewPCG(^c.seed, stream))
+	var ctx context.Context
+	ctx, p.cancel = context.WithCancel(context.Background())
+	p.files = c.planted(p.host.Process(p.before))
+	p.memory = p.host.memory.Host(name).Process(p.beforeMemory)
+	if p.group = j.groups[0]; len(j.ranks.Spares) > 0 {
+		p.openAssignments(ctx)
+	} else {
+		p.comm = comm.New(p.group.world.Transport(rank))
+	}
+	j.processes = append(j.processes, p)
+	j.alive++
+	down := time.Now().Before(p.host.downUntil)
+	c.running.Go(func() {
+		defer p.cancel()
+		if p.orders != nil {
+			defer p.orders.Close()
+		}
+		var exit launch.Exit
+		if down {
+			select {
+			case <-p.killed:
+			case <-time.After(10 * time.Second):
+			}
+			exit = launch.Exit{Unreachable: true, Note: "no route to host"}
+			if p.comm != nil {
+				p.comm.Close()
+			}
+		} else {
+			exit = p.run(ctx)
+		}
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		p.report(exit)
+	})
+	return p
+}
+
+// report tells the launcher how a process ended, once. The caller has locked mu.
+func (p *clusterProcess) report(exit launch.Exit) {
+	if p.reported {
+		return
+	}
+	p.reported = true
+	exit.Process, exit.Rank, exit.Host = p.number, p.rank, p.host.Name
+	p.job.exits <- exit
+	if p.job.alive--; p.job.alive == 0 {
+		close(p.job.exits)
+	}
+}
+
+// run is the process. It returns how the process ended.
+func (p *clusterProcess) run(ctx context.Context) launch.Exit {
 	c := p.c
-	group := comm.New(world.Transport(p.rank))
+	var result Result
+	err := p.wait(time.Second) // the start of the process
+	if err == nil {
+		err = p.assigned.Run(p.signals(ctx), p.waiting, func() (err error) {
+			result, err = p.train(ctx)
+			return err
+		})
+	}
+	p.kept.Close()
+	c.mu.Lock()
+	silent := p.silent
+	c.mu.Unlock()
+	if silent {
+		<-p.killed
+	}
+	if p.comm != nil {
+		p.comm.Close()
+	}
+	select {
+	case <-p.killed:
+		return p.exit
+	default:
+	}
+	switch {
+	case err != nil:
+		c.log("rank %d: %v", p.rank, err)
+		return launch.Exit{Code: launch.ExitFailed}
+	case !result.Finished && p.rank >= 0:
+		return launch.Exit{Code: launch.ExitStopped}
+	}
+	return launch.Exit{}
+}
+
+// train trains in one group of ranks.
+func (p *clusterProcess) train(ctx context.Context) (result Result, err error) {
+	c := p.c
+	group, err := p.assigned.Join(p.signals(ctx), p.join)
+	if err != nil {
+		return result, err
+	}
+	p.comm = group
 	config := c.reference.config
 	config.Output = clusterOutput
 	config.Checkpoint.Every, config.Checkpoint.Keep = new(int64(2)), 2
 	config.Checkpoint.Background = c.settings.Background
-	if c.settings.Snapshots {
-		config.Checkpoint.Every, config.Checkpoint.SnapshotEvery = new(int64(4)), 1
+	if n := c.settings.SnapshotEvery; n > 0 {
+		config.Checkpoint.Every, config.Checkpoint.SnapshotEvery = new(int64(4)), n
 	}
 	if c.settings.Copies {
 		config.Checkpoint.Copies, config.Checkpoint.KeepCopies = c.store.URL+clusterCopies, 2
 		ctx = objects.WithNetwork(ctx, p.network())
 	}
-	options := Options{World: group, ranksHere: clusterRanks, hosts: hosts, files: p.files, memory: p.memory,
+	options := Options{World: group, ranksHere: clusterRanks, hosts: p.group.hosts, files: p.files, memory: p.memory,
 		Stop:       p.stop,
+		Generation: p.assigned.Generation(),
 		Terminated: func() bool { c.mu.Lock(); defer c.mu.Unlock(); return p.evicted },
 		newDevice: func(_, threads int, precision xpu.Precision) (xpu.Device, error) {
 			return clusterDevice{cpu.New(threads, precision), p}, nil
@@ -747,39 +864,23 @@ func (p *clusterProcess) run(ctx context.Context, world *simulated.World, hosts 
 			}
 		}
 	}
-	for _, variable := range environment {
+	for _, variable := range p.job.ranks.Environment {
 		if path, ok := strings.CutPrefix(variable, record.HeartbeatVariable+"="); ok && p.rank == 0 {
 			options.heartbeat = path
 		}
 	}
-	ctx = world.Context(ctx, p.rank)
-	err := p.wait(time.Second) // the start of the process
-	var result Result
+	if p.assigned != nil {
+		options.Kept = &p.kept
+	}
+	ctx = p.group.world.Context(ctx, p.rank)
+	err = p.assigned.Train(ctx, group, func(ctx context.Context) (err error) {
+		result, err = Run(ctx, config, options)
+		return err
+	})
 	if err == nil {
-		if result, err = Run(ctx, config, options); err == nil {
-			err = group.Barrier(ctx)
-		}
+		err = p.leave(ctx)
 	}
-	c.mu.Lock()
-	silent := p.silent
-	c.mu.Unlock()
-	if silent {
-		<-p.killed
-	}
-	group.Close()
-	select {
-	case <-p.killed:
-		return p.exit
-	default:
-	}
-	switch {
-	case err != nil:
-		c.log("rank %d: %v", p.rank, err)
-		return launch.Exit{Code: launch.ExitFailed}
-	case !result.Finished:
-		return launch.Exit{Code: launch.ExitStopped}
-	}
-	return launch.Exit{}
+	return result, err
 }
 
 // atStep precedes each step of a rank.
@@ -790,6 +891,7 @@ func (p *clusterProcess) atStep(r *run) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.stepped = true
 	if c.flips[p.rank] {
 		delete(c.flips, p.rank)
 		for _, b := range r.model.Buckets() {
@@ -806,6 +908,7 @@ func (p *clusterProcess) atStep(r *run) {
 		c.problems = append(c.problems, fmt.Sprintf("%s has weights %.16s, and the unbroken run has %.16s", name,
 			r.state.Weights, c.reference.weights[r.state.Step]))
 	}
+	p.plantHot(r)
 	if c.plant != oldWeights {
 		return
 	}
@@ -867,8 +970,12 @@ func (d clusterDevice) Wait(ctx context.Context) error {
 // A clusterJob is a [launch.Job].
 type clusterJob struct {
 	c         *cluster
-	processes []*clusterProcess
+	attempt   int
+	ranks     launch.Ranks
 	exits     chan launch.Exit
+	processes []*clusterProcess // by number
+	alive     int               // processes whose end the launcher does not know
+	groups    []*clusterGroup   // by generation
 }
 
 func (j *clusterJob) Exits() <-chan launch.Exit { return j.exits }
@@ -882,18 +989,15 @@ func (j *clusterJob) each(f func(p *clusterProcess)) {
 	}
 }
 
-func (j *clusterJob) Stop() {
-	j.each(func(p *clusterProcess) {
-		if !p.signalled {
-			p.signalled = true
-			close(p.stop)
-		}
-	})
-}
+func (j *clusterJob) Stop() { j.each((*clusterProcess).signal) }
 
 func (j *clusterJob) End() {
 	j.each(func(p *clusterProcess) {
-		if !p.silent {
+		switch {
+		case p.assigned != nil:
+			p.evicted = true
+			p.signal()
+		case !p.silent:
 			p.kill(launch.Exit{Signal: syscall.SIGTERM})
 		}
 	})
@@ -970,6 +1074,7 @@ func (c *cluster) checkEnd() {
 	if len(c.problems) > 0 {
 		return
 	}
+	c.checkBlame()
 	for _, h := range c.hosts {
 		h.Crash()
 	}
@@ -989,6 +1094,10 @@ func (c *cluster) checkEnd() {
 	} else if !maps.Equal(losses, c.reference.losses) {
 		c.problem("the losses are %v, and of the unbroken run %v", losses, c.reference.losses)
 	}
+}
+
+// checkBlame checks that no host is blamed for wrong values that it has not computed.
+func (c *cluster) checkBlame() {
 	failures, err := filesystem.ReadFile(c.look(), filepath.Join(clusterOutput, record.FailuresFile))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		c.problem("%v", err)

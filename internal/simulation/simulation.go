@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -28,7 +29,8 @@ const (
 )
 
 // plants are the planted bugs of all simulations.
-var plants = []string{"lost-sync", "manifest-first", "trust-one-rank", "old-weights", "double-claim"}
+var plants = []string{"lost-sync", "manifest-first", "trust-one-rank", "old-weights", "stale-spare", "kept-weights",
+	"double-claim"}
 
 // A Simulation is a cluster whose faults are events of type E.
 type Simulation[E fmt.Stringer] struct {
@@ -55,14 +57,7 @@ func (s *Simulation[E]) Test(t *testing.T, usual int) (unasked bool) {
 	}
 	syncFiles(t)
 	if os.Getenv(seedVariable) != "" {
-		seed := number(t, seedVariable, 0)
-		settings, events := s.Schedule(seed)
-		t.Log(describe(seed, settings, events))
-		problems, took := s.simulate(t, seed, events, plant, func(text string) { t.Log(text) })
-		if len(problems) > 0 {
-			t.Error(strings.Join(problems, "\n"))
-		}
-		t.Logf("virtual time %s", took)
+		s.replay(t, number(t, seedVariable, 0), plant, func(text string) { t.Log(text) })
 		return false
 	}
 	begin := time.Now()
@@ -73,6 +68,31 @@ func (s *Simulation[E]) Test(t *testing.T, usual int) (unasked bool) {
 			*failed)
 	}
 	return plant == "" && os.Getenv(seedsVariable) == ""
+}
+
+// Replay simulates one seed, and returns the texts of everything that happens.
+func (s *Simulation[E]) Replay(t *testing.T, seed uint64) (texts []string) {
+	t.Helper()
+	syncFiles(t)
+	var mu sync.Mutex
+	s.replay(t, seed, "", func(text string) {
+		mu.Lock()
+		defer mu.Unlock()
+		texts = append(texts, text)
+	})
+	return texts
+}
+
+// replay simulates one seed, and calls trace with everything that happens.
+func (s *Simulation[E]) replay(t *testing.T, seed uint64, plant string, trace func(text string)) {
+	t.Helper()
+	settings, events := s.Schedule(seed)
+	t.Log(describe(seed, settings, events))
+	problems, took := s.simulate(t, seed, events, plant, trace)
+	if len(problems) > 0 {
+		t.Error(strings.Join(problems, "\n"))
+	}
+	t.Logf("virtual time %s", took)
 }
 
 // Finds requires that one of the first count seeds finds a planted bug.
