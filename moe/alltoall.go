@@ -43,8 +43,8 @@ func (d *directCourier) address(ctx context.Context, c choices, way *ways, all *
 		for r := range row {
 			row[r] = -1
 		}
-		for _, e := range c.chosen[t*k:][:k] {
-			if r := int(e) / d.experts; row[r] < 0 {
+		for j, e := range c.chosen[t*k:][:k] {
+			if r := int(e) / d.experts; row[r] < 0 && !c.drops(t*k+j) {
 				row[r] = sends[r]
 				sends[r]++
 			}

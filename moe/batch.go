@@ -31,6 +31,9 @@ type Batch struct {
 	// Jitter selects the noise of [Config.RouterJitter]; the zero value means none, as in
 	// evaluation.
 	Jitter BatchJitter
+
+	// Drop means that experts drop tokens beyond [Config.ExpertCapacity], as in training.
+	Drop bool
 }
 
 // A BatchJitter selects the noise of a batch.
@@ -157,6 +160,9 @@ type Stats struct {
 	// mean over tokens of the entropy -Σ p·ln p of each router's distribution, in nats, of the same
 	// layers; nil without such layers
 	RouterEntropy []float64
+	// of the same layers, the experts' dropped choices as a fraction of the choices of all tokens;
+	// nil without [Config.ExpertCapacity]
+	Dropped []float64
 
 	// For each layer of multi-token prediction, the sum of the cross entropies of its targets, and
 	// their number. Only backward passes compute them.

@@ -70,6 +70,9 @@ type Config struct {
 	// in training, the inputs of layers with experts have noise; see jitter.go. Only [Mixtral] has
 	// it in config.json
 	RouterJitter float64 `yaml:"router_jitter_noise,omitempty"`
+	// in training, limits the tokens of a sequence that an expert computes; 0: no limit; see
+	// capacity.go. config.json never has it
+	ExpertCapacity float64 `yaml:"expert_capacity_factor,omitempty"`
 	// latent attention; see latent.go
 	QueryRank      int  `yaml:"q_lora_rank,omitempty"` // 0: queries without latent
 	KVRank         int  `yaml:"kv_lora_rank,omitempty"`
@@ -216,6 +219,9 @@ func (c Config) Validate() error {
 		return err
 	}
 	if err := c.validatePredictions(bad); err != nil {
+		return err
+	}
+	if err := c.validateCapacity(bad); err != nil {
 		return err
 	}
 	if err := c.validateJitter(bad); err != nil {

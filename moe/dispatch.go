@@ -162,7 +162,7 @@ func (d *dispatch) forward(ctx context.Context, m *Model, l *layer, st *saved, n
 		rowOf[pair] = int32(pair) // index into ws.dweight, which will be this rank's tokenWeights
 	}
 	d.dev.WriteInts(r.RowOf, rowOf)
-	if err := d.address(ctx, m, st, way); err != nil {
+	if err := d.address(ctx, m, l, st, way); err != nil {
 		return d.failed(m, number, "sending choices of experts", err)
 	}
 	received, err := d.kept(m, l).x.take(d.dev, xpu.Float32, way.tokens(), h)
@@ -202,13 +202,16 @@ func (d *dispatch) forward(ctx context.Context, m *Model, l *layer, st *saved, n
 }
 
 // address computes the ways of a layer's tokens.
-func (d *dispatch) address(ctx context.Context, m *Model, st *saved, way *ways) error {
+func (d *dispatch) address(ctx context.Context, m *Model, l *layer, st *saved, way *ways) error {
 	r := &st.routing
 	c := choices{chosen: room(&d.host.ints, r.Chosen.Elements()), experts: r.Probs.Dim(1), perToken: r.Chosen.Dim(1),
 		kind: r.RouterKind}
 	err := d.dev.ReadInts(ctx, c.chosen, r.Chosen)
 	if err == nil {
 		c.probs, err = xpu.Numbers(ctx, d.dev, r.Probs, &d.host.probs)
+	}
+	if err == nil {
+		c.dropped, err = m.drop(ctx, c.chosen, l.sparse)
 	}
 	if err != nil {
 		return err
@@ -420,6 +423,7 @@ func room[E any](memory *[]E, n int) []E {
 // choices are the router's scores and choices, on the host.
 type choices struct {
 	chosen            []int32   // [T, perToken]
+	dropped           []bool    // [T, perToken] the expert does not compute the token; nil: none
 	probs             []float32 // [T, experts]
 	experts, perToken int
 	kind              xpu.RouterKind
@@ -427,7 +431,11 @@ type choices struct {
 
 func (c choices) tokens() int { return len(c.chosen) / c.perToken }
 
-// encode writes the choices of a token in the format that is sent: K experts, then K weights.
+// drops reports whether the expert of a choice does not compute the token.
+func (c choices) drops(choice int) bool { return len(c.dropped) > 0 && c.dropped[choice] }
+
+// encode writes the choices of a token in the format that is sent: K experts, -1 for a dropped
+// choice, then K weights.
 func (c choices) encode(dst []int32, t int) {
 	k := c.perToken
 	copy(dst[:k], c.chosen[t*k:])
@@ -435,6 +443,9 @@ func (c choices) encode(dst []int32, t int) {
 	sum, factor := cpu.RoutingDivisor(c.kind, probs, dst[:k]), c.kind.Factor()
 	for j, e := range dst[:k] {
 		dst[k+j] = int32(math.Float32bits(probs[e] / sum * factor))
+		if c.drops(t*k + j) {
+			dst[j] = -1
+		}
 	}
 }
 

@@ -39,7 +39,7 @@ func newFeedForward(c Config, dev xpu.Device, p Parallel) feedForwardBlock {
 	switch {
 	case len(p.expertLayers(c)) == 0:
 		return denseBlock{}
-	case p.Mesh.Size(comm.EP) == 1:
+	case !c.dispatches(p.Mesh.Size(comm.EP)):
 		return expertBlock{}
 	}
 	return newDispatch(c, dev, p)

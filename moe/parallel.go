@@ -353,7 +353,10 @@ func (c Config) dispatchMemory(p Pass, ownTokens int) int64 {
 	if p.Dispatch == AllGather {
 		sums = comm.SumMemory(n, int(tokens*(h+k)), 4)
 	} else {
-		got = int64(math.Ceil(float64(tokens) * c.ExpectedCopies(p.Dispatch, n) * float64(ranks) / float64(ranks-1)))
+		if got = tokens; n > 1 {
+			copies := c.ExpectedCopies(p.Dispatch, n) * float64(ranks) / float64(ranks-1)
+			got = int64(math.Ceil(float64(tokens) * copies))
+		}
 		layer += tokens * ranks    // place
 		numbers += got * (h + 3*k) // sentRows, sentChoices
 	}

@@ -114,6 +114,7 @@ func (g rankGroup) backward(t testing.TB, batches []Batch, opts BackwardOptions)
 func copyStats(s Stats) Stats {
 	s.RowLoss, s.RouterEntropy, s.ExpertCounts = slices.Clone(s.RowLoss), slices.Clone(s.RouterEntropy),
 		slices.Clone(s.ExpertCounts)
+	s.Dropped = slices.Clone(s.Dropped)
 	for l := range s.ExpertCounts {
 		s.ExpertCounts[l] = slices.Clone(s.ExpertCounts[l])
 	}

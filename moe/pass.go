@@ -239,7 +239,8 @@ func (m *Model) take(slot int, batch Batch, train, predict bool) error {
 	shape := passShape{rows: batch.Rows, s: batch.SequenceLength / ranks, ranks: ranks, tensor: tensor,
 		parts: m.cfg.sequenceParts(ranks/tensor, tensor), train: train,
 		from: m.stage.from, layers: len(m.layers), last: m.stage.last,
-		elsewhere: m.parallel.Mesh.Size(comm.EP) > 1, documents: len(batch.Begin) > 0, rounded: m.activations}
+		elsewhere: m.cfg.dispatches(m.parallel.Mesh.Size(comm.EP)), documents: len(batch.Begin) > 0,
+		rounded: m.activations}
 	if m.stage.last {
 		shape.logits = LogitsTokens(m.cfg.VocabSize, m.dev.ProductRows(), m.dev.Capacity())
 	}
@@ -324,6 +325,9 @@ func (m *Model) stats(aux AuxForm) Stats {
 	s := Stats{Tokens: w.shape.tokens(), Targets: w.own.targets()}
 	if m.cfg.moe() {
 		s.ExpertCounts, s.RouterEntropy = m.ofAllGroups(w.counts, w.entropy)
+		if m.cfg.ExpertCapacity > 0 {
+			_, s.Dropped = m.ofAllGroups(w.counts, w.lost)
+		}
 	}
 	if !m.stage.last {
 		return s

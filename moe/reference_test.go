@@ -6,6 +6,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 
 	"mula/xpu"
@@ -36,6 +37,7 @@ type losses struct {
 	ce, hf, megablocks, sequence, z float64
 	chosen                          []int
 	entropy                         []float64 // of each layer
+	dropped                         []float64 // of each layer, as a fraction of the choices of experts
 	predictions                     []float64 // sum of the cross entropies of each layer of multi-token prediction
 }
 
@@ -257,6 +259,7 @@ func (r *reference) losses(b Batch) losses {
 		counts[l], probs[l] = make([]float64, c.Experts), make([]float64, c.Experts)
 	}
 	out.entropy, out.predictions = make([]float64, layers), make([]float64, r.predictions)
+	out.dropped = make([]float64, layers)
 	// before is the norm of a block's input, and behind the norm of its output; a model has one.
 	after := c.Architecture == FlexOLMo
 	before := func(name string, x []float64) []float64 {
@@ -385,6 +388,11 @@ func (r *reference) losses(b Batch) losses {
 					out.chosen = append(out.chosen, e)
 					counts[l][e]++
 					rowCounts[l][e]++
+					most := float64(b.SequenceLength*c.ExpertsPerToken) / float64(c.Experts) * c.ExpertCapacity
+					if b.Drop && c.ExpertCapacity > 0 && rowCounts[l][e] > math.Ceil(most) {
+						out.dropped[l] += 1 / (tokens * float64(c.ExpertsPerToken))
+						continue
+					}
 					addTo(y, r.mlp(fmt.Sprintf("%s.experts.%d.", place, e), in), weights[i])
 				}
 				addTo(x[t], behind(layer+"post_feedforward_layernorm.weight", y), blocks)
@@ -804,4 +812,46 @@ func TestEdgeShapes(t *testing.T) {
 			}
 		}
 	}
+}
+
+// checkAgainstReference compares the loss and the gradients of a backward pass with the reference:
+// of norms, routers, outputs of attention and an expert, along the gradient itself. It returns the
+// losses of the reference.
+func checkAgainstReference(t *testing.T, m *Model, batch Batch, stats Stats) losses {
+	t.Helper()
+	const step = 1e-6
+	ref := newReference(m)
+	base := ref.losses(batch)
+	if got := stats.Loss / float64(stats.Targets); math.Abs(got-base.ce) > 1e-6*base.ce {
+		t.Errorf("loss %v, want %v", got, base.ce)
+	}
+	for _, p := range m.Parameters() {
+		if !strings.HasSuffix(p.Name, "norm.weight") && !strings.HasSuffix(p.Name, "gate.weight") &&
+			!strings.HasSuffix(p.Name, "o_proj.weight") && !strings.Contains(p.Name, ".experts.1.") {
+			continue
+		}
+		norm := 0.0
+		for _, g := range p.Grad.Floats() {
+			norm += float64(g) * float64(g)
+		}
+		norm = math.Sqrt(norm)
+		if norm < 1e-6 {
+			continue
+		}
+		move := func(by float64) losses {
+			for j, g := range p.Grad.Floats() {
+				ref.weights[p.Name][j] = float64(p.Weight.Floats()[j]) + by*float64(g)/norm
+			}
+			return ref.losses(batch)
+		}
+		up, down := move(step), move(-step)
+		move(0)
+		if !slices.Equal(up.chosen, base.chosen) || !slices.Equal(down.chosen, base.chosen) {
+			t.Fatalf("%s: the step changes the routing; choose another seed", p.Name)
+		}
+		if got := (up.ce - down.ce) / (2 * step); math.Abs(got-norm) > 1e-4*norm {
+			t.Errorf("the gradient of %s has norm %v, the derivative along it is %v", p.Name, norm, got)
+		}
+	}
+	return base
 }

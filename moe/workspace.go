@@ -116,6 +116,7 @@ type flight struct {
 	// Of the layers with experts, on the host. M is their number.
 	routers []xpu.RouterStats // [M]
 	entropy []float64         // [M] mean over tokens of the entropy of the router's distribution
+	lost    []float64         // [M] dropped choices of experts, as a fraction of all
 	counts  [][]int64         // [M][E] the counts of routers, for Stats
 	sums    routerSums
 
@@ -173,7 +174,8 @@ type workspace struct {
 	// on the host
 	ints      []int32   // [T], or [T, K]
 	floats    []float32 // [M, rows, E]
-	rowCounts []int64   // [M, rows, E] tokens of each expert, for AuxSequence
+	rowCounts []int64   // [M, rows, E] tokens of each expert, for AuxSequence; [n, rows, E] for drops
+	dropped   []bool    // [T, K]
 	probs     []float32 // [T, E] on a discrete device, for AuxSequence
 	scoreSums []float32 // [T] the same
 }
@@ -307,6 +309,9 @@ func (f *flight) cut(c Config, p passShape, a *arena) {
 	if c.moe() {
 		n := len(c.ExpertLayers(p.from, p.from+p.layers))
 		f.routers, f.counts, f.entropy = f.routers[:n], f.counts[:n], a.f64(n)
+		if f.lost = nil; c.ExpertCapacity > 0 {
+			f.lost = a.f64(n)
+		}
 		for i := range f.routers {
 			f.routers[i].Probs = a.f64(c.Experts)
 		}
@@ -480,7 +485,7 @@ func (c Config) Memory(p Pass) Memory {
 	ranks, parts := cp*tensor, c.sequenceParts(cp, tensor)
 	c = c.sliced(tensor)
 	shape := passShape{rows: p.Rows, s: p.SequenceLength / ranks, ranks: ranks, tensor: tensor, parts: parts,
-		train: true, recompute: p.Recompute, elsewhere: experts > 1, documents: p.Documents,
+		train: true, recompute: p.Recompute, elsewhere: c.dispatches(experts), documents: p.Documents,
 		jitter: p.Jitter && c.RouterJitter > 0, rounded: p.Activations}
 	logits := p.LogitsTokens
 	if logits == 0 {
@@ -517,7 +522,7 @@ func (c Config) Memory(p Pass) Memory {
 			onHost += 4 * int64(shape.blockTokens()*c.HiddenSize) // tokens in the order of the ranks
 		}
 	}
-	if experts > 1 {
+	if c.dispatches(experts) {
 		buffers += c.dispatchMemory(p, shape.tokens())
 	}
 	biases := int64(0) // of routers

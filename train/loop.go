@@ -788,7 +788,7 @@ func (r *run) backward(ctx context.Context, m *record.StepMetrics) error {
 		m.AuxLoss += stats.Aux * share
 		m.ZLoss += stats.Z * share
 		m.ExpertTokens = addCounts(m.ExpertTokens, stats.ExpertCounts)
-		m.AddEntropy(stats.RouterEntropy, share)
+		m.AddRouters(stats.RouterEntropy, stats.Dropped, share)
 		for k := range stats.PredictionLoss {
 			predictions[k].Loss += stats.PredictionLoss[k]
 			predictions[k].Targets += stats.PredictionTargets[k]

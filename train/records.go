@@ -268,11 +268,14 @@ func (o *records) stepped(_ context.Context, p *Progress) error {
 	for k, loss := range m.PredictionLoss {
 		scalars = append(scalars, tensorboard.Scalar{Tag: fmt.Sprintf("train/prediction_loss_%d", k+1), Value: loss})
 	}
-	if len(m.RouterEntropy) > 0 {
-		for i, layer := range o.run.expertLayers() {
-			scalars = append(scalars, tensorboard.Scalar{Tag: fmt.Sprintf("router_entropy/layer_%d", layer),
-				Value: m.RouterEntropy[i]})
-		}
+	layers := o.run.expertLayers()
+	for i, entropy := range m.RouterEntropy {
+		scalars = append(scalars, tensorboard.Scalar{Tag: fmt.Sprintf("router_entropy/layer_%d", layers[i]),
+			Value: entropy})
+	}
+	for i, dropped := range m.DroppedChoices {
+		scalars = append(scalars, tensorboard.Scalar{Tag: fmt.Sprintf("dropped_choices/layer_%d", layers[i]),
+			Value: dropped})
 	}
 	for _, name := range slices.Sorted(maps.Keys(m.UpdateRatio)) {
 		scalars = append(scalars, tensorboard.Scalar{Tag: "update_ratio/" + name, Value: m.UpdateRatio[name]})

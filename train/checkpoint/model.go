@@ -191,15 +191,17 @@ func (m ModelDir) checkPredictions(ctx context.Context) error {
 }
 
 // CheckConfig returns an error if the model's config.json describes another function than want, the
-// model of a train.yaml. It does not compare the number of layers of multi-token prediction, which
-// only training uses.
+// model of a train.yaml. It does not compare settings of training: the number of layers of
+// multi-token prediction, the capacity of experts, and noise of routers that config.json cannot
+// have.
 func (m ModelDir) CheckConfig(want moe.Config) error {
 	model, err := moe.ReadConfig(m.files(), m.Dir)
 	if err != nil {
 		return err
 	}
 	model.PredictionLayers = want.PredictionLayers
-	if !model.HasJitterField() { // also a setting of training
+	model.ExpertCapacity = want.ExpertCapacity
+	if !model.HasJitterField() {
 		model.RouterJitter = want.RouterJitter
 	}
 	if differences := differentFields(model, want); differences != nil {

@@ -208,8 +208,9 @@ func (l Layout) keepsLast(microBatches int64) bool {
 }
 
 // sequenceTraffic returns the exchanges per step between ranks that share sequences, for a rank of
-// a stage: in each layer and pass the operands of the attention and its result, and once the losses
-// of the sequences, 8 bytes each. A layer whose buffers no other layer has used since its forward
+// a stage: in each layer and pass the operands of the attention and its result, with a capacity of
+// experts the number of tokens of each expert and sequence, and once the losses of the sequences, 8
+// bytes each. A layer whose buffers no other layer has used since its forward
 // pass does not exchange its queries, keys and values again. For other trainers it returns nil.
 //
 // Of n ranks that share a sequence, h divide the heads, and c = n/h parts of the queries are on
@@ -255,6 +256,14 @@ func sequenceTraffic(c moe.Config, s Stage, l Layout, t Trainer) []Exchange {
 			e.most = bytes * (queries*(h-1) + keys*(n-1)) / h
 		}
 		out = append(out, e)
+	}
+	if layers := int64(s.ExpertLayers); c.ExpertCapacity > 0 && layers > 0 {
+		if l.countsFirst(t) {
+			layers *= 2
+		}
+		calls := int64(l.MicroBatches()) * layers
+		out = append(out, exchange(ForSequences, comm.OpAllGather, comm.Data, int(all), int(calls),
+			calls*all*8*int64(l.microBatch()*c.Experts)*(all-1)))
 	}
 	if s.Head {
 		out = append(out, exchange(ForSequences, comm.OpAllReduce, comm.Data, int(all), 1,
@@ -516,6 +525,9 @@ func (l Layout) sections() int { return (l.DataRanks() + l.section() - 1) / l.se
 func (l Layout) voteBytes(c moe.Config, stage int) (vote, tally, added, counts int64) {
 	layers := int64(len(c.StageExpertLayers(stage, l.Size(comm.PP), l.VirtualStages)))
 	vote, tally = voteHead+8*layers, tallyHead+8*layers
+	if c.ExpertCapacity > 0 { // dropped choices
+		vote, tally = vote+8*layers, tally+8*layers
+	}
 	if stage == l.Size(comm.PP)-1 {
 		vote += voteRow * int64(l.Sequences())
 		tally += tallySource*int64(max(1, l.Sources)) + int64(fingerprint.HasherBytes)

@@ -216,6 +216,7 @@ func (s Step) batch(number int) (first, end int, batch moe.Batch) {
 	end = min(first+s.MicroBatch, s.Rows.Len())
 	batch = s.Rows.Batch(first, end)
 	batch.Jitter = moe.BatchJitter{On: true, Seed: s.JitterSeed, First: s.firstInput(first)}
+	batch.Drop = true
 	return first, end, batch
 }
 

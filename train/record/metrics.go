@@ -68,6 +68,9 @@ type StepMetrics struct {
 	ExpertLoad   *ExpertLoad `json:"expert_load,omitempty"` // in the file; absent for dense models
 	// [layer with experts], nats: mean over tokens of −Σ p ln p of the router's distribution
 	RouterEntropy []float64 `json:"router_entropy,omitempty"`
+	// of the same layers, with model.expert_capacity_factor: the experts' dropped choices, as a
+	// fraction of the choices of all tokens
+	DroppedChoices []float64 `json:"dropped_choices,omitempty"`
 	// by group of tensors, in steps that measure it: ‖change of the weights‖ / ‖weights before‖
 	UpdateRatio map[string]float64 `json:"update_ratio,omitempty"`
 	// why the update was not made; the samples are read, but not trained on
@@ -212,14 +215,19 @@ type Evaluation struct {
 	MixMargin *float64 `json:"mix_margin,omitempty"`
 }
 
-// AddEntropy adds the entropies of a micro-batch. share is its share of the step's targets.
-func (m *StepMetrics) AddEntropy(entropy []float64, share float64) {
-	if m.RouterEntropy == nil && len(entropy) > 0 {
-		m.RouterEntropy = make([]float64, len(entropy))
+// AddRouters adds the entropies and the dropped choices of a micro-batch. share is its share of the
+// step's tokens.
+func (m *StepMetrics) AddRouters(entropy, dropped []float64, share float64) {
+	add := func(sums *[]float64, values []float64) {
+		if *sums == nil && len(values) > 0 {
+			*sums = make([]float64, len(values))
+		}
+		for layer, v := range values {
+			(*sums)[layer] += v * share
+		}
 	}
-	for layer, e := range entropy {
-		m.RouterEntropy[layer] += e * share
-	}
+	add(&m.RouterEntropy, entropy)
+	add(&m.DroppedChoices, dropped)
 }
 
 // Clear removes values that are undefined, and may not be valid JSON, if what is not finite. what
@@ -229,6 +237,6 @@ func (m *StepMetrics) Clear(what string) {
 	if what == spikes.GradNorm {
 		return
 	}
-	m.Loss, m.AuxLoss, m.ZLoss, m.ExpertTokens, m.RouterEntropy = 0, 0, 0, nil, nil
+	m.Loss, m.AuxLoss, m.ZLoss, m.ExpertTokens, m.RouterEntropy, m.DroppedChoices = 0, 0, 0, nil, nil, nil
 	m.SourceLoss, m.SourceSamples = map[string]float64{}, map[string]int{}
 }

@@ -146,6 +146,13 @@ func (s *Server) Publish(run Status, m StepMetrics, evaluation *Evaluation) {
 			t.value("mula_router_entropy", entropy, "layer", strconv.Itoa(run.ExpertLayers[i]))
 		}
 	}
+	if len(m.DroppedChoices) > 0 {
+		t.head("mula_dropped_choices", "gauge",
+			"Choices that the experts of each layer dropped in the last step, as a fraction of all.")
+		for i, dropped := range m.DroppedChoices {
+			t.value("mula_dropped_choices", dropped, "layer", strconv.Itoa(run.ExpertLayers[i]))
+		}
+	}
 	if r := m.RankSeconds; r != nil {
 		t.head("mula_rank_seconds", "gauge", "Time of all ranks in the last step, by activity, in seconds.")
 		for _, a := range []struct {

@@ -198,7 +198,12 @@ func sectionOf(name string, r *Run) section {
 		}
 	}
 	add("Speed and optimizer", speed...)
-	add("Experts", loadFigure(r), imbalanceFigure(r), balanceFigure(r), entropyFigure(r), routerEntropyFigure(r))
+	experts := []page.Figure{loadFigure(r), imbalanceFigure(r), balanceFigure(r), entropyFigure(r),
+		routerEntropyFigure(r)}
+	if slices.ContainsFunc(r.Spans, func(s Span) bool { return len(s.dropped) > 0 }) {
+		experts = append(experts, droppedFigure(r))
+	}
+	add("Experts", experts...)
 	return s
 }
 
@@ -509,21 +514,39 @@ func updateRatioFigure(r *Run) page.Figure {
 
 // routerEntropyFigure draws the entropy of the router of each layer.
 func routerEntropyFigure(r *Run) page.Figure {
+	text := "Mean over tokens of the entropy of the router's distribution over the experts"
+	if len(r.ExpertLoad) > 0 {
+		text += fmt.Sprintf(": at most ln %d = %s, if all experts are equally likely; 0 if a single expert is certain",
+			len(r.ExpertLoad[0]), quantity.Exact(math.Log(float64(len(r.ExpertLoad[0]))), 3))
+	}
+	return layerFigure(r, "Entropy of the router", text+".", "router entropy", "entropy (nats)",
+		func(s *Span) []mean { return s.routerEntropy })
+}
+
+// droppedFigure draws the dropped choices of experts of each layer.
+func droppedFigure(r *Run) page.Figure {
+	return layerFigure(r, "Dropped choices of experts", "Choices that an expert drops because it has reached its "+
+		"capacity (expert_capacity_factor), as a fraction of the choices of all tokens.", "dropped choices",
+		"fraction of all choices", func(s *Span) []mean { return s.dropped })
+}
+
+// layerFigure draws a value of each layer with experts.
+func layerFigure(r *Run, title, text, label, yLabel string, values func(s *Span) []mean) page.Figure {
 	const named = 8 // curves with a name
 	layers := 0
 	for i := range r.Spans {
-		layers = max(layers, len(r.Spans[i].routerEntropy))
+		layers = max(layers, len(values(&r.Spans[i])))
 	}
-	chart := lineChart{label: "router entropy of each layer over steps", width: half, height: halfHeight,
-		yLabel: "entropy (nats)", marks: marksOf(r), until: float64(r.Next)}
+	chart := lineChart{label: label + " of each layer over steps", width: half, height: halfHeight,
+		yLabel: yLabel, marks: marksOf(r), until: float64(r.Next)}
 	span := r.smoothSpan()
 	every := max(1, (layers+named-2)/(named-1))
 	for layer := range layers {
 		curve := smoothed(r, func(s *Span) mean {
-			if layer >= len(s.routerEntropy) {
-				return mean{}
+			if of := values(s); layer < len(of) {
+				return of[layer]
 			}
-			return s.routerEntropy[layer]
+			return mean{}
 		})
 		s := curveSeries{points: means(curve, curvePoints), colour: layer, faint: true}
 		if layer%every == 0 || layer == layers-1 {
@@ -531,14 +554,8 @@ func routerEntropyFigure(r *Run) page.Figure {
 		}
 		chart.series = append(chart.series, s)
 	}
-	text := "Mean over tokens of the entropy of the router's distribution over the experts"
-	if len(r.ExpertLoad) > 0 {
-		text += fmt.Sprintf(": at most ln %d = %s, if all experts are equally likely; 0 if a single expert is certain",
-			len(r.ExpertLoad[0]), quantity.Exact(math.Log(float64(len(r.ExpertLoad[0]))), 3))
-	}
-	text += "."
 	if span > 1 {
 		text += fmt.Sprintf(" Smoothed over about %.0f steps.", span)
 	}
-	return page.Figure{Title: "Entropy of the router", Text: text, Chart: chart.svg()}
+	return page.Figure{Title: title, Text: text, Chart: chart.svg()}
 }

@@ -115,6 +115,7 @@ type Step struct {
 	SourceSamples   []int64            // samples of the update, in the order of Info.Sources
 	Balance         []record.Balance   // one for each layer with experts
 	RouterEntropy   []float64          // of each layer, nats; empty if not recorded
+	DroppedChoices  []float64          // of each layer, a fraction of all; empty without a capacity
 	UpdateRatio     map[string]float64 // by group of tensors; nil if not measured
 	Skipped         *Spike             // why the update was skipped; nil if it was made
 }
@@ -235,6 +236,7 @@ type line struct {
 	TokensPerSecond float64            `json:"tokens_per_second"`
 	MFU             float64            `json:"mfu"`
 	RouterEntropy   []float64          `json:"router_entropy"`
+	DroppedChoices  []float64          `json:"dropped_choices"`
 	UpdateRatio     map[string]float64 `json:"update_ratio"`
 	Skipped         *Spike             `json:"skipped"`
 	SourceLoss      map[string]float64 `json:"source_loss"`
@@ -402,7 +404,8 @@ func (p *parser) addStep(l *line) error {
 		Step: *l.Step, Samples: *l.Samples, Tokens: l.Tokens, Loss: math.NaN(), AuxLoss: l.AuxLoss, ZLoss: l.ZLoss,
 		GradNorm:     l.GradNorm,
 		LearningRate: l.LearningRate, Seconds: l.Seconds, TokensPerSecond: l.TokensPerSecond,
-		MFU: l.MFU, RouterEntropy: l.RouterEntropy, UpdateRatio: l.UpdateRatio, Skipped: l.Skipped,
+		MFU: l.MFU, RouterEntropy: l.RouterEntropy, DroppedChoices: l.DroppedChoices, UpdateRatio: l.UpdateRatio,
+		Skipped: l.Skipped,
 	}
 	if run.Done > 0 && s.Step != run.Next {
 		return fmt.Errorf("step %d follows step %d; lines are missing or repeated", s.Step, run.Next-1)

@@ -22,6 +22,7 @@ type Span struct {
 	maxOverMean   []mean // of each layer
 	balance       [balanceCount]mean
 	routerEntropy []mean // of each layer
+	dropped       []mean // choices of experts of each layer, a fraction of all; empty without a capacity
 	ratios        []mean // of the updates, in the order of updateGroups
 }
 
@@ -127,11 +128,7 @@ func newSpan(s Step) Span {
 		span.sourceLoss = append(span.sourceLoss, m)
 	}
 	span.addBalance(s.Balance)
-	for _, y := range s.RouterEntropy {
-		var m mean
-		m.add(y, 1)
-		span.routerEntropy = append(span.routerEntropy, m)
-	}
+	span.routerEntropy, span.dropped = layerMeans(s.RouterEntropy), layerMeans(s.DroppedChoices)
 	if len(s.UpdateRatio) > 0 {
 		span.ratios = make([]mean, len(updateGroups))
 		for i, group := range updateGroups {
@@ -141,6 +138,16 @@ func newSpan(s Step) Span {
 		}
 	}
 	return span
+}
+
+// layerMeans returns the means of one step.
+func layerMeans(values []float64) (list []mean) {
+	for _, y := range values {
+		var m mean
+		m.add(y, 1)
+		list = append(list, m)
+	}
+	return list
 }
 
 // addBalance sets the measures of the balance of the layers of a step.
@@ -170,6 +177,7 @@ func (s *Span) addBalance(layers []record.Balance) {
 func (s *Span) merge(next *Span) {
 	s.Count += next.Count
 	s.SourceLoss, s.SourceSamples, s.Balance, s.RouterEntropy, s.UpdateRatio = nil, nil, nil, nil, nil
+	s.DroppedChoices = nil
 	for i := range s.curves {
 		s.curves[i].add(next.curves[i])
 	}
@@ -182,6 +190,7 @@ func (s *Span) merge(next *Span) {
 	addMeans(&s.sourceLoss, next.sourceLoss)
 	addMeans(&s.maxOverMean, next.maxOverMean)
 	addMeans(&s.routerEntropy, next.routerEntropy)
+	addMeans(&s.dropped, next.dropped)
 	addMeans(&s.ratios, next.ratios)
 	for i, m := range next.balance {
 		s.balance[i].add(m.value, m.weight)

@@ -226,8 +226,8 @@ func (v *Votes) tallyStages(ctx context.Context, m *record.StepMetrics) (err err
 		v.decisions[decideLoss] += t.totals.RowLoss
 		v.decisions[decideAux] += t.totals.Aux
 		v.decisions[decideZ] += t.totals.Z
-		v.place(m, stage, t.sums[:v.layers(stage)], counts)
-		setPredictionLoss(m, t.sums[v.layers(stage):])
+		v.place(m, stage, t.sums[:v.routerSums(stage)], counts)
+		setPredictionLoss(m, t.sums[v.routerSums(stage):])
 		v.Sources, v.Hasher = t.sources, t.hasher // the last stage has them
 		v.decisions[decisionCount+stage] = float64(t.totals.Median)
 		for i, seconds := range t.totals.Times {
@@ -248,19 +248,26 @@ func (v *Votes) tallyStages(ctx context.Context, m *record.StepMetrics) (err err
 	return nil
 }
 
-// place adds the entropies and the counts of a stage's layers with experts to m, in the order of
-// the model's layers.
-func (v *Votes) place(m *record.StepMetrics, stage int, entropy []float64, counts []int64) {
-	if len(entropy) == 0 {
+// place adds the values of routers and the counts of a stage's layers with experts to m, in the
+// order of the model's layers.
+func (v *Votes) place(m *record.StepMetrics, stage int, routers []float64, counts []int64) {
+	if len(routers) == 0 {
 		return
 	}
+	entropy, dropped := routers[:v.layers(stage)], routers[v.layers(stage):]
 	all := v.model.ExpertLayers(0, v.model.AllLayers())
 	if m.RouterEntropy == nil {
 		m.RouterEntropy, m.ExpertTokens = make([]float64, len(all)), make([][]int64, len(all))
+		if len(dropped) > 0 {
+			m.DroppedChoices = make([]float64, len(all))
+		}
 	}
 	for i, layer := range v.model.StageExpertLayers(stage, v.stages, v.virtual) {
 		at, _ := slices.BinarySearch(all, layer)
 		m.RouterEntropy[at] = entropy[i]
+		if len(dropped) > 0 {
+			m.DroppedChoices[at] = dropped[i]
+		}
 		m.ExpertTokens[at] = slices.Clone(counts[i*v.model.Experts:][:v.model.Experts])
 	}
 }

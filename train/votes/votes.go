@@ -66,9 +66,9 @@ type Votes struct {
 	bounds   []int    // of each rank's vote; nil before the first Gather
 }
 
-// The vote of a rank, in 64-bit words: voteHead, the entropies of the routers of its stage, the
-// loss and the number of targets of each layer of multi-token prediction, and on the last stage
-// voteRow for each of its positions.
+// The vote of a rank, in 64-bit words: voteHead, the entropies of the routers of its stage, with a
+// capacity of experts the dropped choices of these layers, the loss and the number of targets of
+// each layer of multi-token prediction, and on the last stage voteRow for each of its positions.
 const (
 	voteFailed = iota // 1 if the rank could not compute the step
 	voteTensor        // 1 + Own.Tensor
@@ -126,9 +126,17 @@ func (v *Votes) layers(stage int) int {
 	return len(v.model.StageExpertLayers(stage, v.stages, v.virtual))
 }
 
-// sums returns the number of values of a stage that a tally adds one by one: the entropies, and two
-// for each layer of multi-token prediction.
-func (v *Votes) sums(stage int) int { return v.layers(stage) + 2*v.model.PredictionLayers }
+// sums returns the number of values of a stage that a tally adds one by one: the values of routers,
+// and two for each layer of multi-token prediction.
+func (v *Votes) sums(stage int) int { return v.routerSums(stage) + 2*v.model.PredictionLayers }
+
+// routerSums returns the number of entropies and dropped choices of a stage.
+func (v *Votes) routerSums(stage int) int {
+	if v.model.ExpertCapacity > 0 {
+		return 2 * v.layers(stage)
+	}
+	return v.layers(stage)
+}
 
 // voteWords returns the length of a vote of a stage.
 func (v *Votes) voteWords(stage int) int {
@@ -159,7 +167,7 @@ func (v *Votes) Exchange(ctx context.Context, m *record.StepMetrics, own Own) er
 		copy(v.counts[layer*v.model.Experts:], counts)
 	}
 	m.Loss, m.AuxLoss, m.ZLoss, m.RouterEntropy, m.ExpertTokens, m.SlowestRanks = 0, 0, 0, nil, nil, nil
-	m.PredictionLoss = nil
+	m.DroppedChoices, m.PredictionLoss = nil, nil
 	err := v.sumCounts(ctx, m.Tokens)
 	if err == nil {
 		err = v.tallyStage(ctx)
@@ -200,7 +208,11 @@ func (v *Votes) vote(m *record.StepMetrics, own Own) {
 	for layer, entropy := range m.RouterEntropy {
 		vote[voteHead+layer] = math.Float64bits(entropy)
 	}
-	after := voteHead + v.layers(v.ranks.OwnIndex(comm.PP))
+	stage := v.ranks.OwnIndex(comm.PP)
+	for layer, dropped := range m.DroppedChoices {
+		vote[voteHead+v.layers(stage)+layer] = math.Float64bits(dropped)
+	}
+	after := voteHead + v.routerSums(stage)
 	for k, p := range own.Predictions {
 		vote[after+2*k], vote[after+2*k+1] = math.Float64bits(p.Loss), math.Float64bits(float64(p.Targets))
 	}
