@@ -23,6 +23,10 @@ import (
 // mostProcesses is more than the number of processes of an attempt with hot spares.
 const mostProcesses = 64
 
+// spareLimit is the virtual time in which a run ends if only a hot spare has a fault. A run without
+// faults takes up to 15 s, and the launcher kills a hot spare that has stopped 10 s later.
+const spareLimit = 30 * time.Second
+
 // drawHotSpares draws the settings and the events of a run with hot spares. It keeps the other
 // events in half of these runs.
 func (s *clusterSettings) drawHotSpares(random *rand.Rand, events []clusterEvent) []clusterEvent {
@@ -405,6 +409,10 @@ func (c *cluster) checkAttempts(attempts []launch.Attempt) {
 	c.mu.Unlock()
 	if alone && count > 1 {
 		c.problem("the death of one process has restarted the run")
+	}
+	if len(c.events) == 1 && (c.events[0].Fault == killSpare || c.events[0].Fault == freezeSpare) &&
+		(count > 1 || time.Since(c.began) > spareLimit) {
+		c.problem("the fault of a hot spare has delayed the run until %s, in %d attempts", time.Since(c.began), count)
 	}
 	if every := c.settings.SnapshotEvery; every > 0 && c.keepsSnapshots() {
 		g := groupSteps{every: every, done: -1}

@@ -128,6 +128,9 @@ func (w *attemptWatch) exited(e *Exit) bool {
 	switch {
 	case len(h.dead()) == len(h.alive):
 		h.release()
+		if w.killAt.IsZero() { // hot spares that do not exit, because they are stopped
+			w.killAt = time.Now().Add(w.s.Grace)
+		}
 	case h.released || w.ended || e.fine():
 	case !h.deciding || wait == gatherExits:
 		h.deciding = true

@@ -260,6 +260,39 @@ func TestHotSpares(t *testing.T) {
 	}
 }
 
+// A hot spare that is stopped does not exit when the ranks are done. The launcher kills it.
+func TestStoppedHotSpare(t *testing.T) {
+	for _, end := range []record.Ended{record.EndedDone, record.EndedTerminated} {
+		synctest.Test(t, func(t *testing.T) {
+			var first *scripted
+			leave := func(r *scripted) {
+				r.steps(0, 10)
+				r.end = end
+				r.beat(record.SectionCheckpoint, 10)
+				for rank, host := range r.Hosts {
+					r.exits <- Exit{Process: rank, Host: host, Code: map[bool]int{true: ExitStopped}[end != record.EndedDone]}
+				}
+				<-r.hot.released
+			}
+			th := &hotTheatre{theatre: theatre{scripts: []script{func(r *scripted) {
+				first = r
+				leave(r)
+				<-r.killed
+				r.exits <- Exit{Process: 4, Host: "c", Signal: syscall.SIGKILL}
+			}, func(r *scripted) {
+				end = record.EndedDone
+				leave(r)
+			}}}}
+			o := begin(t, &th.theatre)
+			o.Start, o.HotSpares, o.Grace = th, 1, 20*time.Second
+			result := mustRun(t, o)
+			if result.Outcome != Done || strings.Join(first.asked, ", ") != "kill at 30s" {
+				t.Errorf("%s, and the launcher asked for %q", result.Reason, first.asked)
+			}
+		})
+	}
+}
+
 // The record of a replacement has what happened, and the attempt counts its steps from its start.
 func TestReplacementRecord(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
