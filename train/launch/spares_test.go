@@ -269,9 +269,11 @@ func TestStoppedHotSpare(t *testing.T) {
 				r.steps(0, 10)
 				r.end = end
 				r.beat(record.SectionCheckpoint, 10)
-				for rank, host := range r.Hosts {
-					r.exits <- Exit{Process: rank, Host: host, Code: map[bool]int{true: ExitStopped}[end != record.EndedDone]}
+				code := ExitDone
+				if end != record.EndedDone {
+					code = ExitStopped
 				}
+				r.all(code)
 				<-r.hot.released
 			}
 			th := &hotTheatre{theatre: theatre{scripts: []script{func(r *scripted) {
