@@ -241,13 +241,14 @@ func (m *MPI) export(environment []string) []string {
 
 // Messages of the programs about the rank whose failure made them end the others: Open MPI 4.1,
 // MPICH 4.0 (Hydra), PALS 1.3 to 1.8, Slurm 22.05 and 23. A shepherd is PALS's process beside
-// the ranks of a host.
+// the ranks of a host. A child in a message of PALS is a host that does not answer its parent.
 var (
 	openMPISignal = regexp.MustCompile(`process\s+rank\s+(\d+)\s+with\s+PID\s+\d+\s+on\s+node\s+(\S+)\s+exited\s+on\s+signal\s+(\d+)`)
 	openMPICode   = regexp.MustCompile(`Process name: \[\[\d+,\d+\],(\d+)\]\s+Exit code:\s+(\d+)`)
 	mpichCode     = regexp.MustCompile(`PID \d+ RUNNING AT (\S+)\s+=\s+EXIT CODE: (\d+)`)
 	mpichSignal   = regexp.MustCompile(`EXIT STRING: .*\(signal (\d+)\)`)
-	palsRank      = regexp.MustCompile(`(?m)^(\S+): (?:rank (\d+)|shepherd) (?:exited with code (\d+)|died from signal (\d+)(?: and dumped core)?)$`)
+	palsRank      = regexp.MustCompile(`^(\S+): (?:rank (\d+)|shepherd) (?:exited with code (\d+)|died from signal (\d+)(?: and dumped core)?)$`)
+	palsHost      = regexp.MustCompile(`^(?:(?:launch|ping) failed on \S+: (?:Couldn't forward RPC \S+ to child (\S+):.*|No reply from (\S+) after .*)|ping RPC timeout from (\S+) after .*)$`)
 	slurmTask     = regexp.MustCompile(`srun: error: (\S+): tasks? (\d+)[-,0-9]*: (?:Exited with exit code (\d+)|(Killed|Terminated|Aborted|Segmentation fault|Bus error|Out Of Memory))`)
 	slurmNode     = regexp.MustCompile(`(?m)^srun: error: (?:Node failure on (\S+)|Task launch for .*failed on node (\S+): (?:Communication|Socket timed out).*)$`)
 	slurmMemory   = regexp.MustCompile(`(?mi)^(?:srun|slurmstepd[^:\n]*): error: .*(?:out of memory|oom[-_ ]kill|exceeded .*memory limit)`)
@@ -278,7 +279,15 @@ func (m *MPI) cause(e *Exit, said string, hosts []string) {
 		}
 	case PALS:
 		var exits []Exit
-		for _, found := range palsRank.FindAllStringSubmatch(said, -1) {
+		for line := range strings.SplitSeq(said, "\n") {
+			if found := palsHost.FindStringSubmatch(line); found != nil {
+				exits = append(exits, Exit{Host: nameIn(hosts, found[1]+found[2]+found[3]), Rank: -1, Unreachable: true,
+					Note: line})
+			}
+			found := palsRank.FindStringSubmatch(line)
+			if found == nil {
+				continue
+			}
 			exit := Exit{Host: nameIn(hosts, found[1]), Rank: -1, Signal: syscall.Signal(number(found[4])),
 				Code: number(found[3])}
 			switch {

@@ -3,103 +3,27 @@
 package launch
 
 import (
-	"errors"
-	"fmt"
 	"os"
-	"os/exec"
-	"os/signal"
-	"slices"
-	"strconv"
+	"path/filepath"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
+
+	"mula/train/launch/palstest"
 )
 
-// playPALS plays the mpiexec of PALS on this machine: options, signals, messages and exit codes, as
-// HPE's published client has them (cray/pals.py of craycli).
-func playPALS(arguments []string) {
-	n, each, hosts := 0, 0, []string(nil)
-	for len(arguments) > 1 && strings.HasPrefix(arguments[0], "-") {
-		switch value := arguments[1]; arguments[0] {
-		case "-n":
-			n, _ = strconv.Atoi(value)
-		case "--ppn":
-			each, _ = strconv.Atoi(value)
-		case "--hosts":
-			hosts = strings.Split(value, ",")
-		default:
-			fmt.Fprintf(os.Stderr, "mpiexec: unrecognized option '%s'\n", arguments[0])
-			os.Exit(1)
-		}
-		arguments = arguments[2:]
+// pals starts ranks with the stand-in of PALS, on hosts that are this machine.
+func pals(t *testing.T) func(command []string, out Output) Starter {
+	shell := filepath.Join(t.TempDir(), "shell")
+	if err := os.WriteFile(shell, []byte("#!/bin/sh\nhost=$1\nshift\n[ $host != dead ] || exit 255\n"+
+		hostVariable+"=$host exec sh -c \"$*\"\n"), 0o755); err != nil {
+		t.Fatal(err)
 	}
-	if slices.Contains(hosts, "dead") {
-		fmt.Fprintln(os.Stderr, "mpiexec: host dead: connection refused")
-		os.Exit(1)
+	return func(command []string, out Output) Starter {
+		return &MPI{Kind: PALS, Program: []string{"env", palstest.ShellVariable + "=" + shell, command[2], "pals"},
+			Command: command, Output: out}
 	}
-	if len(hosts)*each < n {
-		fmt.Fprintln(os.Stderr, "mpiexec: not enough hosts")
-		os.Exit(1)
-	}
-	ranks := make([]*exec.Cmd, n)
-	all := func(s syscall.Signal) {
-		for _, r := range ranks {
-			r.Process.Signal(s)
-		}
-	}
-	signals := make(chan os.Signal, 8)
-	signal.Notify(signals, syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGUSR1,
-		syscall.SIGUSR2)
-	for i := range ranks {
-		r := exec.Command(arguments[0], arguments[1:]...)
-		r.Env = append(os.Environ(), fmt.Sprintf("PALS_RANKID=%d", i), fmt.Sprintf("PMI_RANK=%d", i),
-			fmt.Sprintf("PMI_SIZE=%d", n), hostVariable+"="+hosts[i/each])
-		r.Stdout, r.Stderr = os.Stdout, os.Stderr
-		if err := r.Start(); err != nil {
-			fmt.Fprintln(os.Stderr, "mpiexec:", err)
-			os.Exit(1)
-		}
-		ranks[i] = r
-	}
-	go func() {
-		for s := range signals {
-			all(s.(syscall.Signal))
-		}
-	}()
-	var mu sync.Mutex
-	var done sync.WaitGroup
-	code := 0
-	for i, r := range ranks {
-		done.Go(func() {
-			err := r.Wait()
-			mu.Lock()
-			defer mu.Unlock()
-			var exit *exec.ExitError
-			if !errors.As(err, &exit) {
-				return
-			}
-			what, this := fmt.Sprintf("exited with code %d", exit.ExitCode()), exit.ExitCode()
-			if status := exit.Sys().(syscall.WaitStatus); status.Signaled() {
-				what, this = fmt.Sprintf("died from signal %d", status.Signal()), 128+int(status.Signal())
-			}
-			fmt.Fprintf(os.Stderr, "%s: rank %d %s\n", hosts[i/each], i, what)
-			if code == 0 {
-				code = this
-				if os.Getenv("PALS_ABORT_ON_FAILURE") == "1" {
-					all(syscall.SIGTERM)
-				}
-			}
-		})
-	}
-	done.Wait()
-	os.Exit(code)
-}
-
-// pals starts ranks with the played PALS.
-func pals(command []string, out Output) Starter {
-	return &MPI{Kind: PALS, Program: []string{command[2], "pals"}, Command: command, Output: out}
 }
 
 // A rank that is killed under PALS is named, and its host is replaced.
@@ -109,7 +33,7 @@ func TestPALSKilled(t *testing.T) {
 		return "on " + rank + " once " + dir + "/" + rank + " meet " + dir + " 3 " + does
 	}
 	p := newPlay(t, "on 0 beat step 1 "+first("0", "sleep ")+first("1", "sleep ")+first("2", "kill ")+
-		"on 0 environment exit 0", pals)
+		"on 0 environment exit 0", pals(t))
 	result := p.run(t)
 	a := result.Attempts[0]
 	if result.Code != ExitDone || len(result.Attempts) != 2 || a.Outcome != HostLost ||
@@ -122,14 +46,25 @@ func TestPALSKilled(t *testing.T) {
 	}
 }
 
-// mpiexec does not say which host is dead. The launcher finds it.
+// PALS names the host on which it cannot start the ranks.
 func TestPALSDeadHost(t *testing.T) {
-	p := newPlay(t, "exit 0", pals)
-	p.Hosts, p.ProbeLimit = []Host{{"b", 1}, {"dead", 1}, {"c", 1}, {"d", 1}}, time.Minute
+	p := newPlay(t, "exit 0", pals(t))
+	p.Hosts = []Host{{"b", 1}, {"dead", 1}, {"c", 1}, {"d", 1}}
+	result := p.run(t)
+	if result.Code != ExitDone || len(result.Attempts) != 2 || result.Attempts[0].Blamed != "dead" ||
+		!strings.HasPrefix(result.Attempts[0].Reason, "host dead cannot be reached: launch failed on b: ") ||
+		strings.Join(result.Attempts[1].Hosts, "") != "bcd" {
+		t.Errorf("%+v\n%s", result, p.stderr.String())
+	}
+}
+
+// PALS does not name the first host. The launcher finds it.
+func TestPALSDeadFirstHost(t *testing.T) {
+	p := newPlay(t, "exit 0", pals(t))
+	p.Hosts, p.ProbeLimit = []Host{{"dead", 1}, {"b", 1}, {"c", 1}, {"d", 1}}, time.Minute
 	result := p.run(t)
 	if result.Code != ExitDone || len(result.Attempts) != 2 || result.Attempts[0].Blamed != "dead" ||
 		!strings.Contains(result.Attempts[0].Reason, "host dead starts no process: ") ||
-		!strings.Contains(result.Attempts[0].Reason, "connection refused") ||
 		strings.Join(result.Attempts[1].Hosts, "") != "bcd" {
 		t.Errorf("%+v\n%s", result, p.stderr.String())
 	}
@@ -137,12 +72,12 @@ func TestPALSDeadHost(t *testing.T) {
 
 // A wrong configuration ends the run, and a stop reaches the ranks.
 func TestPALSEnds(t *testing.T) {
-	p := newPlay(t, "on 1 exit 2 on 0 sleep on 2 sleep", pals)
+	p := newPlay(t, "on 1 exit 2 on 0 sleep on 2 sleep", pals(t))
 	if result := p.run(t); result.Outcome != Configuration || len(result.Attempts) != 1 {
 		t.Errorf("%+v\n%s", result, p.stderr.String())
 	}
 	t.Run("stopped", func(t *testing.T) {
-		p := newPlay(t, "wait", pals)
+		p := newPlay(t, "wait", pals(t))
 		signals := make(chan os.Signal, 1)
 		p.Signals = signals
 		go func() {
@@ -176,6 +111,17 @@ func TestPALSSays(t *testing.T) {
 			"rank 2 on x4417c3s5b0n0 was killed by signal 9 (killed)"},
 		{"loss: rank 1 died from signal 9 (the output of a rank)\n" + here + ": rank 1 exited with code 2\n", 2,
 			"rank 1 on x4213c4s7b0n0 exited with code 2"},
+		{"launch failed on " + here + ": Couldn't forward RPC launch(ab751d77-e80a-4c54-b1c2-4e881f7e8c90) to " +
+			"child " + there + ": Resource temporarily unavailable\n", 127, "host x4417c3s5b0n0 cannot be " +
+			"reached: launch failed on " + here + ": Couldn't forward RPC " +
+			"launch(ab751d77-e80a-4c54-b1c2-4e881f7e8c90) to child " + there + ": Resource temporarily unavailable"},
+		{"ping failed on x4213c4s7b0n0: No reply from x4417c3s5b0n0.hostmgmt2417.cm.aurora.alcf.anl.gov after 87s\n" +
+			here + ": rank 0 exited with code 1\n", 1, "host x4417c3s5b0n0 cannot be reached: ping failed on " +
+			"x4213c4s7b0n0: No reply from x4417c3s5b0n0.hostmgmt2417.cm.aurora.alcf.anl.gov after 87s"},
+		{"ping RPC timeout from x4417c3s5b0n0.hostmgmt2417.cm.aurora.alcf.anl.gov after 120s\n" +
+			here + ": rank 0 died from signal 9\n", 137, "host x4417c3s5b0n0 cannot be reached: ping RPC " +
+			"timeout from x4417c3s5b0n0.hostmgmt2417.cm.aurora.alcf.anl.gov after 120s"},
+		{"launch failed on x4309c4s0b0n0: Requested GPU 0.0 in FLAT mode\n", 1, "a rank exited with code 1"},
 		{"", 143, "a rank was killed by signal 15 (terminated)"},
 	} {
 		e := Exit{Rank: -1, Code: test.code}

@@ -24,6 +24,7 @@ import (
 	"time"
 
 	"mula/internal/longtest"
+	"mula/train/launch/palstest"
 	"mula/train/record"
 	"mula/xpu/comm/tcp"
 )
@@ -41,7 +42,8 @@ func TestMain(m *testing.M) {
 		os.Exit(code)
 	}
 	if len(os.Args) > 1 && os.Args[1] == "pals" {
-		playPALS(os.Args[2:])
+		program := palstest.Program{Self: os.Args[:2], Stdout: os.Stdout, Stderr: os.Stderr}
+		os.Exit(program.Run(os.Args[2:]))
 	}
 	if acts := os.Getenv(actVariable); acts != "" {
 		awaitStart()
