@@ -18,10 +18,11 @@ type Exit struct {
 	Shell       bool           // the process was the remote shell to the host, on this machine
 	Note        string         // more about the cause; "" for nothing
 	Unreachable bool           // the host of the rank does not answer
+	Silent      bool           // the host does not report the end of its ranks
 }
 
 func (e Exit) fine() bool {
-	return !e.Unreachable && e.Signal == 0 && (e.Code == ExitDone || e.Code == ExitStopped)
+	return !e.Unreachable && !e.Silent && e.Signal == 0 && (e.Code == ExitDone || e.Code == ExitStopped)
 }
 
 // withSignal returns e with the signal that a shell or launcher reports as 128 plus its number.
@@ -48,6 +49,8 @@ func (e Exit) String() string {
 			who += ": " + e.Note
 		}
 		return who
+	case e.Silent:
+		return fmt.Sprintf("host %s does not report the end of its ranks, after the failure: %s", e.Host, e.Note)
 	case e.Shell:
 		who = fmt.Sprintf("the remote shell to %s, on this machine,", e.Host)
 	}
@@ -69,6 +72,8 @@ func (e Exit) weight() int {
 	case e.fine():
 		return 0
 	case e.Unreachable:
+		return 6
+	case e.Silent:
 		return 5
 	case e.Shell: // the rank ends because of it
 		return 4
@@ -113,7 +118,8 @@ func (s *supervisor) classify(a *Attempt, w *attemptWatch) {
 		a.Outcome, a.Rank = Slow, w.replaced
 		a.Blamed = w.hosts[*w.replaced]
 		a.Reason = s.hosts.lost[a.Blamed] + "; the run stopped after a checkpoint, and a spare replaces the host"
-	case w.hang != nil: // ranks that were told to end may have saved and exited like stopped ranks
+	case w.hang != nil && (first == nil || !first.Unreachable && !first.Silent):
+		// ranks that were told to end may have saved and exited like stopped ranks
 		a.Outcome, a.Reason = Hang, w.hang.String()
 		if w.report.text != "" {
 			a.Reason += w.report.text
@@ -157,6 +163,9 @@ func (s *supervisor) blame(a *Attempt, e Exit, failures []record.Failure) {
 		a.Outcome, a.Blamed = HostLost, e.Host
 		a.unreachable = true
 		s.hosts.lose(e.Host, e.String())
+	case e.Silent:
+		a.Outcome, a.Blamed = HostLost, e.Host
+		s.hosts.suspect(e.Host)
 	case e.Signal == syscall.SIGABRT || e.Shell: // caused by the program, or by this machine
 		a.Outcome = Failed
 	case e.Signal != 0:

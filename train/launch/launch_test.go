@@ -619,6 +619,27 @@ func TestHangHost(t *testing.T) {
 	}
 }
 
+// A host that is lost while a run hangs is the cause.
+func TestHangLost(t *testing.T) {
+	for _, lost := range []Exit{{Rank: -1, Host: "b", Silent: true}, {Rank: 2, Host: "b", Unreachable: true}} {
+		synctest.Test(t, func(t *testing.T) {
+			th := &theatre{scripts: []script{func(r *scripted) {
+				r.spent = map[record.Section]record.Spent{record.SectionStep: {Times: 10, Seconds: 10, Longest: 1}}
+				r.steps(0, 10)
+				time.Sleep(5*time.Minute + 3*time.Second)
+				r.exits <- lost
+				<-r.ended
+				r.all(ExitFailed)
+			}, done(10, 20)}}
+			result := mustRun(t, begin(t, th))
+			if a := result.Attempts[0]; result.Code != ExitDone || a.Outcome != HostLost || a.Blamed != "b" ||
+				th.hosts() != "aabb aacc" || (len(result.Excluded) > 0) != lost.Unreachable {
+				t.Errorf("%+v", result)
+			}
+		})
+	}
+}
+
 // slowRank does steps. After the first one, a rank is slow. When the launcher stops the run, it
 // saves.
 func slowRank(from, to int64, rank int) script {

@@ -1,6 +1,7 @@
 package launch
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -65,6 +66,8 @@ type MPI struct {
 	Command  []string // program and arguments of a rank
 	AllLocal bool     // all hosts are this machine, for tests
 	Output   Output
+
+	patience time.Duration // with a program that reports a failure and does not end; 0: 10 s
 }
 
 // Name returns the kind, and ", tcp" if the ranks use TCP.
@@ -116,9 +119,17 @@ func (m *MPI) Start(_ context.Context, r Ranks) (Job, error) {
 		out.close()
 		return nil, err
 	}
-	j := &programJob{cmd: cmd, stop: m.Kind.stopSignal(), exits: make(chan Exit, 1)}
+	j := &programJob{cmd: cmd, stop: m.Kind.stopSignal(), exits: make(chan Exit, 2)}
+	ended := make(chan struct{})
 	go func() {
 		_ = cmd.Wait() // the state has the error
+		close(ended)
+	}()
+	go func() {
+		if m.Kind == Slurm {
+			m.awaitStuck(ended, said, r.Hosts, j.exits)
+		}
+		<-ended
 		j.mu.Lock()
 		j.ended = true
 		j.mu.Unlock()
@@ -302,19 +313,7 @@ func (m *MPI) cause(e *Exit, said string, hosts []string) {
 			*e = *first
 		}
 	case Slurm:
-		// A rank whose peer is killed often exits with an error before srun reports the peer.
-		var exits []Exit
-		for _, found := range slurmTask.FindAllStringSubmatch(said, -1) {
-			exits = append(exits, Exit{Host: found[1], Rank: number(found[2]), Signal: slurmSignals[found[4]],
-				Code: number(found[3])})
-		}
-		if found := slurmNode.FindStringSubmatch(said); found != nil {
-			nodes, err := ParseNodeList(found[1] + found[2])
-			if err == nil && len(nodes) > 0 {
-				_, note, _ := strings.Cut(found[0], "error: ")
-				exits = append(exits, Exit{Rank: -1, Host: nodes[0].Name, Unreachable: true, Note: note})
-			}
-		}
+		exits, _ := slurmExits(said)
 		if first := cause(exits); first != nil {
 			*e = *first
 		}
@@ -325,6 +324,74 @@ func (m *MPI) cause(e *Exit, said string, hosts []string) {
 	if e.Rank >= 0 && e.Rank < len(hosts) {
 		e.Host = hosts[e.Rank] // the name in our list
 	}
+}
+
+// slurmExits returns the ends of tasks that srun reports, and the nodes of these tasks. A rank
+// whose peer is killed often exits with an error before srun reports the peer.
+func slurmExits(said string) (exits []Exit, nodes []Host) {
+	for _, found := range slurmTask.FindAllStringSubmatch(said, -1) {
+		rank, _ := strconv.Atoi(found[2]) // digits
+		code, _ := strconv.Atoi(found[3])
+		exits = append(exits, Exit{Host: found[1], Rank: rank, Signal: slurmSignals[found[4]], Code: code})
+		if of, err := ParseNodeList(found[1]); err == nil { // several nodes, if their tasks end in the same way
+			nodes = append(nodes, of...)
+		}
+	}
+	if found := slurmNode.FindStringSubmatch(said); found != nil {
+		if lost, err := ParseNodeList(found[1] + found[2]); err == nil && len(lost) > 0 {
+			_, note, _ := strings.Cut(found[0], "error: ")
+			exits = append(exits, Exit{Rank: -1, Host: lost[0].Name, Unreachable: true, Note: note})
+		}
+	}
+	return exits, nodes
+}
+
+// awaitStuck returns when srun has ended, or when it has reported a failure and does not end,
+// because a node does not answer. Slurm waits for such a node for SlurmdTimeout, 5 minutes by
+// default. In the second case awaitStuck first sends an exit that names the node.
+func (m *MPI) awaitStuck(ended <-chan struct{}, said *tail, hosts []string, exits chan<- Exit) {
+	patience := cmp.Or(m.patience, 10*time.Second)
+	tick := time.NewTicker(patience / 10)
+	defer tick.Stop()
+	var failed time.Time
+	for {
+		select {
+		case <-ended:
+			return
+		case now := <-tick.C:
+			e := stuck(said.String(), hosts)
+			switch {
+			case e == nil:
+				failed = time.Time{}
+			case failed.IsZero():
+				failed = now
+			case now.Sub(failed) >= patience:
+				exits <- *e
+				return
+			}
+		}
+	}
+}
+
+// stuck returns the exit of the node for which srun waits, by its messages, or nil. It is the node
+// that srun has lost. If srun has reported the failure of a task, it is the only node without
+// reports: srun ends all tasks after a failure.
+func stuck(said string, hosts []string) *Exit {
+	exits, nodes := slurmExits(said)
+	first := cause(exits)
+	switch {
+	case first == nil || first.fine():
+		return nil
+	case first.Unreachable:
+		return first
+	}
+	silent := slices.DeleteFunc(slices.Compact(slices.Clone(hosts)), func(host string) bool {
+		return slices.ContainsFunc(nodes, func(n Host) bool { return n.Name == host })
+	})
+	if len(silent) != 1 {
+		return nil
+	}
+	return &Exit{Rank: -1, Host: silent[0], Silent: true, Note: first.String()}
 }
 
 // nameIn returns the name in hosts of the machine that a launcher calls name. The two may differ in

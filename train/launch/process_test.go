@@ -794,6 +794,53 @@ func TestSlurmSays(t *testing.T) {
 	}
 }
 
+// srun waits for a node that does not answer. Its messages about the other nodes name it.
+func TestSlurmStuck(t *testing.T) {
+	hosts := []string{"nid001", "nid001", "nid002", "nid003", "nid003"}
+	const lost = "srun: error: Task launch for StepId=1.1 failed on node nid002: Communication connection failure\n"
+	for _, test := range []struct{ said, want string }{
+		{"", ""},
+		{"mula: a message of a rank\n", ""},
+		{"srun: error: nid001: tasks 0-1: Exited with exit code 1\n", ""},
+		{"srun: error: nid001: tasks 0-1: Exited with exit code 1\nsrun: error: nid003: task 3: Killed\n",
+			"host nid002 does not report the end of its ranks, after the failure: rank 3 on nid003 was killed by " +
+				"signal 9 (killed)"},
+		{"srun: error: nid[001,003]: tasks 0-1,3-4: Exited with exit code 1\n", "host nid002 does not report the end " +
+			"of its ranks, after the failure: rank 0 on nid[001,003] exited with code 1"},
+		{"srun: error: nid[001-003]: tasks 0-4: Exited with exit code 1\n", ""},
+		{"srun: error: nid[001-002]: tasks 0-2: Exited with exit code 3\n", ""}, // stopped after a checkpoint
+		{lost, "host nid002 cannot be reached: Task launch for StepId=1.1 failed on node nid002: Communication " +
+			"connection failure"},
+	} {
+		got := ""
+		if e := stuck(test.said, hosts); e != nil {
+			got = e.String()
+		}
+		if got != test.want {
+			t.Errorf("%q: %q, want %q", test.said, got, test.want)
+		}
+	}
+}
+
+// A node dies, and srun does not end. The next attempt uses a spare.
+func TestSlurmStuckAttempt(t *testing.T) {
+	once := filepath.Join(t.TempDir(), "once")
+	srun := filepath.Join(t.TempDir(), "srun")
+	if err := os.WriteFile(srun, []byte("#!/bin/sh\n[ ! -e "+once+" ] || exit 0\n: >"+once+"\n"+
+		"echo 'srun: error: a: tasks 0-1: Exited with exit code 1' >&2\nexec sleep 3600\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	p := newPlay(t, "", func(command []string, out Output) Starter {
+		return &MPI{Kind: Slurm, Program: []string{srun}, Command: command, Output: out,
+			patience: 100 * time.Millisecond}
+	})
+	result := p.run(t)
+	if a := result.Attempts[0]; result.Code != ExitDone || a.Outcome != HostLost || a.Blamed != "b" ||
+		len(result.Excluded) > 0 || strings.Join(result.Attempts[1].Hosts, "") != "aac" {
+		t.Errorf("%+v", result)
+	}
+}
+
 // What cannot be started is an error at once, and no attempt.
 func TestNothingToStart(t *testing.T) {
 	for _, s := range []Starter{
