@@ -40,7 +40,7 @@ func (s *clusterSettings) drawHotSpares(random *rand.Rand, events []clusterEvent
 	for range 1 + random.IntN(3) {
 		within := []time.Duration{5, 5, 5, 12}[random.IntN(4)] * time.Second // 5 s: without other faults
 		e := clusterEvent{At: time.Duration(random.Int64N(int64(within))), Target: random.IntN(clusterRanks)}
-		switch random.IntN(8) {
+		switch random.IntN(9) {
 		case 0, 1: // deaths at short distance
 			for range random.IntN(3) {
 				events = append(events, clusterEvent{At: e.At, Fault: killRank, Target: random.IntN(clusterRanks)})
@@ -54,11 +54,13 @@ func (s *clusterSettings) drawHotSpares(random *rand.Rand, events []clusterEvent
 		case 4:
 			e.Fault, e.Length = killSaving, soon()
 		case 5:
-			e.Fault = killAll
+			e.Fault, e.Target = killAll, 0
 		case 6:
 			e.Fault = freezeRank
 		case 7:
 			e.Fault = freezeSpare
+		case 8:
+			e.Fault = disconnect
 		}
 		events = append(events, e)
 	}
@@ -88,6 +90,11 @@ func (c *cluster) happenHot(e clusterEvent) {
 	switch e.Fault {
 	case freezeRank, freezeSpare:
 		p.silent = true
+		return
+	case disconnect:
+		if p.rank >= 0 {
+			p.group.world.Transport(p.rank).Close()
+		}
 		return
 	case killJoining:
 		c.joining = append(c.joining, e.Length)
@@ -477,7 +484,7 @@ func (c *cluster) keepsSnapshots() bool {
 	for _, e := range c.events {
 		switch e.Fault {
 		case killRank, evictRank, deviceError, freezeHost, storeFails, loseStore, killSpare, killJoining, killSaving,
-			killAll, freezeRank, freezeSpare:
+			killAll, freezeRank, freezeSpare, disconnect:
 		default:
 			return false
 		}

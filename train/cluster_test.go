@@ -80,6 +80,7 @@ const (
 	killAll     // SIGKILL of all ranks
 	freezeRank  // a rank stops until it is killed
 	freezeSpare // a hot spare that waits stops until it is killed
+	disconnect  // a rank loses its connections to the other ranks
 )
 
 // A clusterEvent is a fault at a virtual time.
@@ -103,6 +104,7 @@ func (e clusterEvent) what() string {
 		killSpare: "hot spare %d is killed", killJoining: "rank %d is killed, and its hot spare after",
 		killSaving: "rank %d will be killed when it has written a checkpoint for", killAll: "all ranks are killed%.0d",
 		freezeRank: "rank %d stops", freezeSpare: "hot spare %d stops",
+		disconnect: "rank %d loses its connections",
 	}[e.Fault], e.Target)
 	switch {
 	case e.Fault == killJoining || e.Fault == killSaving:
@@ -466,7 +468,7 @@ func (c *cluster) mustSurvive() bool {
 		case loseHost:
 			power++
 		case killRank, freezeHost, nanHost, flipBit, badRead, deviceError, evictRank, killSpare, killJoining,
-			killSaving, killAll, freezeRank, freezeSpare:
+			killSaving, killAll, freezeRank, freezeSpare, disconnect:
 			if len(c.events) > 1 {
 				return false
 			}
@@ -500,7 +502,7 @@ func (c *cluster) happen(e clusterEvent) {
 		if p := c.process(e.Target); p != nil {
 			c.dies(p)
 		}
-	case killSpare, killJoining, killSaving, killAll, freezeRank, freezeSpare:
+	case killSpare, killJoining, killSaving, killAll, freezeRank, freezeSpare, disconnect:
 		c.happenHot(e)
 	case evictRank:
 		if p := c.process(e.Target); p != nil && !p.signalled {
