@@ -72,7 +72,7 @@ type Model struct {
 
 	stage       stage
 	layers      []layer
-	predictions []prediction // layers of multi-token prediction
+	predictions []prediction // layers of multi-token prediction, of the last group of the last stage
 	firstBucket int          // of the group
 
 	embed, norm, head tensor // [V, H], [H], [V, H]
@@ -257,15 +257,15 @@ func (m *Model) startGradients(first bool) {
 	for i := range m.layers {
 		m.layers[i].zeroSums(zero)
 	}
-	for i := range m.predictions {
-		p := &m.predictions[i]
-		p.zeroSums(zero)
-		zero(p.embeddingNorm, p.hiddenNorm, p.norm)
-	}
 	if m.stage.first && !m.cfg.TieEmbeddings {
 		zero(m.embed)
 	}
 	if m.stage.last {
+		for i := range m.predictions {
+			p := &m.predictions[i]
+			p.zeroSums(zero)
+			zero(p.embeddingNorm, p.hiddenNorm, p.norm)
+		}
 		zero(m.norm)
 		if m.ws.shape.tokens() == 0 { // without a block of logits
 			zero(m.head)
@@ -540,9 +540,11 @@ func (m *Model) bind() error {
 		hold(parameters(false, m.norm, m.head)...)
 		last.firstBucket++
 	}
-	m.predictions = make([]prediction, c.PredictionLayers) // with one stage only
+	if last.last {
+		m.predictions = make([]prediction, c.PredictionLayers)
+	}
 	for k := range m.predictions {
-		sparse := len(c.ExpertLayers(0, c.Layers+k))
+		sparse := len(c.ExpertLayers(last.from, c.Layers+k))
 		if err := bindLayer(&m.predictions[k].layer, c.Layers+k, sparse); err != nil {
 			return err
 		}

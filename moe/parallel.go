@@ -81,10 +81,6 @@ func (p Parallel) validate(c Config) error {
 	if err := c.CheckVirtualStages(p.Mesh.Size(comm.PP), p.VirtualStages); err != nil {
 		return fmt.Errorf("%d virtual stages: %w", p.VirtualStages, err)
 	}
-	if stages := p.Mesh.Size(comm.PP); stages > 1 && c.PredictionLayers > 0 {
-		return fmt.Errorf("%d stages cannot be used with num_nextn_predict_layers %d, because the first and the last "+
-			"stage need the embedding; use 1 stage, or set num_nextn_predict_layers to 0", stages, c.PredictionLayers)
-	}
 	if stages := p.Mesh.Size(comm.PP); stages > 1 && c.TieEmbeddings {
 		return fmt.Errorf("%d stages cannot be used with tie_word_embeddings, because the first and the last stage "+
 			"need the embedding; use 1 stage, or untie the embeddings", stages)
@@ -150,18 +146,25 @@ type Layers struct{ From, To int }
 func (l Layers) Count() int { return l.To - l.From }
 
 // StageGroups returns the groups of layers of a pipeline stage, in the order of the layers. A stage
-// has virtual groups; 0 means 1. With G = stages · virtual groups, group g of the model is
-// [g·L/G, (g+1)·L/G), and is group g / stages of stage g mod stages. The last group of the model
-// also has the layers of multi-token prediction.
+// has virtual groups; 0 means 1. With G = stages · virtual groups, and L layers without the D
+// layers of multi-token prediction, group g of the model starts with layer
+//
+//	min(g·(L+D)/G, L-(G-g))
+//
+// and is group g / stages of stage g mod stages. The groups have equally many layers, but the last
+// one has all D layers of multi-token prediction, and each at least one of the L layers.
 func (c Config) StageGroups(stage, stages, virtual int) []Layers {
 	list := make([]Layers, max(1, virtual))
 	n := stages * len(list)
+	start := func(g int) int {
+		if g == n {
+			return c.AllLayers()
+		}
+		return max(g*c.Layers/n, min(g*c.AllLayers()/n, c.Layers-(n-g))) // max: more groups than layers are a misfit
+	}
 	for i := range list {
 		g := i*stages + stage
-		list[i] = Layers{g * c.Layers / n, (g + 1) * c.Layers / n}
-		if g == n-1 {
-			list[i].To = c.AllLayers()
-		}
+		list[i] = Layers{start(g), start(g + 1)}
 	}
 	return list
 }

@@ -115,6 +115,7 @@ func copyStats(s Stats) Stats {
 	s.RowLoss, s.RouterEntropy, s.ExpertCounts = slices.Clone(s.RowLoss), slices.Clone(s.RouterEntropy),
 		slices.Clone(s.ExpertCounts)
 	s.Dropped = slices.Clone(s.Dropped)
+	s.PredictionLoss, s.PredictionTargets = slices.Clone(s.PredictionLoss), slices.Clone(s.PredictionTargets)
 	for l := range s.ExpertCounts {
 		s.ExpertCounts[l] = slices.Clone(s.ExpertCounts[l])
 	}

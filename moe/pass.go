@@ -148,7 +148,7 @@ func (m *Model) backward(ctx context.Context, opts BackwardOptions, size stepSiz
 		if err := m.layerGrad(ctx, i, last, zFactor, &done); err != nil {
 			return Stats{}, err
 		}
-		m.joinGrad(k)
+		m.joinGrad(k, out)
 		done.next()
 	}
 	if predicts {
@@ -163,6 +163,9 @@ func (m *Model) backward(ctx context.Context, opts BackwardOptions, size stepSiz
 		done.next()
 	}
 	if out == nil {
+		if r := m.behindFirst(in); r != nil && w.shape.predicts {
+			m.sentEmbeddingsGrad(r)
+		}
 		m.multiply(w.dx, c.EmbeddingMultiplier)
 		m.dev.EmbedGrad(m.embed.g, w.dx, w.ids, int32(c.PadTokenID))
 		done.next()
@@ -238,14 +241,15 @@ func (m *Model) take(slot int, batch Batch, train, predict bool) error {
 	_, tensor := m.parallel.tensorRanks()
 	shape := passShape{rows: batch.Rows, s: batch.SequenceLength / ranks, ranks: ranks, tensor: tensor,
 		parts: m.cfg.sequenceParts(ranks/tensor, tensor), train: train,
-		from: m.stage.from, layers: len(m.layers), last: m.stage.last,
+		from: m.stage.from, layers: len(m.layers), first: m.stage.first, last: m.stage.last,
 		elsewhere: m.cfg.dispatches(m.parallel.Mesh.Size(comm.EP)), documents: len(batch.Begin) > 0,
 		rounded: m.activations}
 	if m.stage.last {
 		shape.logits = LogitsTokens(m.cfg.VocabSize, m.dev.ProductRows(), m.dev.Capacity())
 	}
-	if predict {
-		shape.predictions = len(m.predictions)
+	shape.predicts = predict && m.cfg.PredictionLayers > 0
+	if shape.predicts && m.stage.last {
+		shape.predictions = m.cfg.PredictionLayers
 		shape.layers += shape.predictions
 	}
 	shape.jitter = m.cfg.jitters(batch)
@@ -291,6 +295,9 @@ func (m *Model) forward(ctx context.Context, in, out *Relay) error {
 	}
 	clear(w.sums)
 	if in == nil {
+		if r := m.behindFirst(out); r != nil && w.shape.predicts {
+			m.sendEmbeddings(r)
+		}
 		m.embedTokens(w.own.input)
 	} else {
 		m.dev.Copy(w.saved[0].x0, in.Hidden)
@@ -311,7 +318,7 @@ func (m *Model) forward(ctx context.Context, in, out *Relay) error {
 		copy(out.Router, w.sums)
 	} else {
 		m.normalizeLast(false)
-		if err := m.predict(ctx); err != nil {
+		if err := m.predict(ctx, in); err != nil {
 			return err
 		}
 	}
@@ -368,14 +375,19 @@ func (m *Model) ofAllGroups(counts [][]int64, entropy []float64) ([][]int64, []f
 	return allCounts, all
 }
 
-// embedTokens looks up the tokens of the planned pass; token(i) returns the i-th.
-func (m *Model) embedTokens(token func(i int) uint32) {
-	w := &m.ws
-	ids := room(&w.ints, w.ids.Elements())
+// writeIDs sets ws.ids; token(i) returns the i-th.
+func (m *Model) writeIDs(token func(i int) uint32) {
+	ids := room(&m.ws.ints, m.ws.ids.Elements())
 	for i := range ids {
 		ids[i] = int32(token(i))
 	}
-	m.dev.WriteInts(w.ids, ids)
+	m.dev.WriteInts(m.ws.ids, ids)
+}
+
+// embedTokens looks up the tokens of the planned pass; token(i) returns the i-th.
+func (m *Model) embedTokens(token func(i int) uint32) {
+	w := &m.ws
+	m.writeIDs(token)
 	m.dev.Embed(w.saved[0].x0, m.embed.w, w.ids)
 	m.multiply(w.saved[0].x0, m.cfg.EmbeddingMultiplier)
 }

@@ -25,6 +25,12 @@ import (
 //
 // The router of such a layer counts as a router of the model in the losses of routers. Evaluation
 // and generation do not compute these layers.
+//
+// In a pipeline, the last group of layers has them, and the head. Only the first group has E. It
+// sends the rows E·t[i+k+1] of each micro-batch to the last group, which sends their gradients
+// back; see [Relay]. For each micro-batch, in order, the first group adds the gradients of the
+// layers D-1, …, 0 to the gradient of E, and then its own. That is the order of a model without
+// stages, so that stages change no bit.
 
 // A prediction is a layer of multi-token prediction.
 type prediction struct {
@@ -66,7 +72,8 @@ func (c Config) TrainsPredictions() bool {
 // predictedTokens are the values of a layer of multi-token prediction that its backward pass reads,
 // besides its [saved].
 type predictedTokens struct {
-	ids                             xpu.Tensor // [T] tokens whose embeddings it reads
+	ids                             xpu.Tensor // [T] tokens whose embeddings it reads, if the embedding is here
+	embedded                        xpu.Tensor // [T, H] the embeddings, if another stage has sent them
 	out                             xpu.Tensor // [T, H] output of the layer
 	rstd, embeddingRStd, hiddenRStd xpu.Tensor // [T] of the norms
 	ce                              []float64  // [T] cross entropy of each target, on the host
@@ -77,14 +84,20 @@ func (f *flight) cutPredictions(c Config, p passShape, a *arena) {
 	t, h := p.tokens(), c.HiddenSize
 	f.predicted = slices.Grow(f.predicted[:0], p.predictions)[:p.predictions]
 	for k := range f.predicted {
-		f.predicted[k] = predictedTokens{ids: a.i32(t), out: a.f32(t, h), rstd: a.f32(t), embeddingRStd: a.f32(t),
-			hiddenRStd: a.f32(t), ce: a.f64(t)}
+		of := &f.predicted[k]
+		*of = predictedTokens{out: a.f32(t, h), rstd: a.f32(t), embeddingRStd: a.f32(t), hiddenRStd: a.f32(t),
+			ce: a.f64(t)}
+		if p.first {
+			of.ids = a.i32(t)
+		} else {
+			of.embedded = a.f32(t, h)
+		}
 	}
 }
 
 // predictionSpace is the working memory of layers of multi-token prediction; absent without them.
 type predictionSpace struct {
-	embedded xpu.Tensor // [T, H] embeddings
+	embedded xpu.Tensor // [T, H] embeddings, if the embedding is here
 	half     xpu.Tensor // [T, H] a normalised half of the input of the projection, or its gradient
 	pair     xpu.Tensor // [T, 2H] input of the projection; in the backward pass also its gradient
 	// [T, H] gradients of the head's inputs: of the model, and of each layer of multi-token
@@ -103,7 +116,10 @@ func (w *predictionSpace) cut(c Config, p passShape, a *arena) {
 		return
 	}
 	t, h := p.tokens(), c.HiddenSize
-	w.embedded, w.half, w.pair = a.f32(t, h), a.f32(t, h), a.f32(t, 2*h)
+	if p.first {
+		w.embedded = a.f32(t, h)
+	}
+	w.half, w.pair = a.f32(t, h), a.f32(t, 2*h)
 	for range p.predictions + 1 {
 		if p.train {
 			w.dn = append(w.dn, a.f32(t, h))
@@ -123,19 +139,53 @@ func (m *Model) rowPosition(t int) (row, i int) {
 	return t / s, rank*s + t%s
 }
 
+// writePredicted sets ids to the tokens that layer k of multi-token prediction reads.
+func (m *Model) writePredicted(ids xpu.Tensor, k int) {
+	w := &m.ws
+	all := room(&w.ints, ids.Elements())
+	for t := range all {
+		row, i := m.rowPosition(t)
+		id, _ := w.batch.predicted(row, i, k)
+		all[t] = int32(id)
+	}
+	m.dev.WriteInts(ids, all)
+}
+
+// ofLayer returns the rows of layer k of multi-token prediction in a relay's embeddings.
+func (m *Model) ofLayer(r *Relay, k int) xpu.Tensor {
+	t := m.ws.shape.tokens()
+	return r.Embeddings.Rows(k*t, (k+1)*t)
+}
+
+// sendEmbeddings sets the embeddings of a relay for the last group of layers. It overwrites ws.ids.
+func (m *Model) sendEmbeddings(r *Relay) {
+	for k := range m.cfg.PredictionLayers {
+		m.writePredicted(m.ws.ids, k)
+		m.dev.Embed(m.ofLayer(r, k), m.embed.w, m.ws.ids)
+	}
+}
+
+// sentEmbeddingsGrad adds the gradients of sent embeddings, from the last group of layers, to the
+// gradient of the embedding.
+func (m *Model) sentEmbeddingsGrad(r *Relay) {
+	for k := m.cfg.PredictionLayers - 1; k >= 0; k-- {
+		m.writePredicted(m.ws.ids, k)
+		m.dev.EmbedGrad(m.embed.g, m.ofLayer(r, k), m.ws.ids, int32(m.cfg.PadTokenID))
+	}
+	m.writeIDs(m.ws.own.input)
+}
+
 // predict runs the layers of multi-token prediction of the pass, given the input of the head in
-// ws.h. It overwrites ws.h.
-func (m *Model) predict(ctx context.Context) error {
+// ws.h. It overwrites ws.h. in has the embeddings, if this is not the first group of layers.
+func (m *Model) predict(ctx context.Context, in *Relay) error {
 	w := &m.ws
 	for k := range w.predicted {
 		p := &w.predicted[k]
-		ids := room(&w.ints, p.ids.Elements())
-		for t := range ids {
-			row, i := m.rowPosition(t)
-			id, _ := w.batch.predicted(row, i, k)
-			ids[t] = int32(id)
+		if in == nil {
+			m.writePredicted(p.ids, k)
+		} else {
+			m.dev.Copy(p.embedded, m.ofLayer(in, k))
 		}
-		m.dev.WriteInts(p.ids, ids)
 		if k > 0 {
 			m.dev.Normalize(w.h, w.predicted[k-1].out, m.predictionNorm(k-1), false)
 		}
@@ -160,16 +210,20 @@ func (m *Model) predict(ctx context.Context) error {
 	return nil
 }
 
-// join sets ws.pair to the input of the projection of layer k, and ws.embedded to the embeddings,
-// given n in ws.h. known means that the statistics of the norms were computed before.
-func (m *Model) join(k int, known bool) {
+// join sets ws.pair to the input of the projection of layer k, given n in ws.h, and returns the
+// embeddings. known means that the statistics of the norms were computed before.
+func (m *Model) join(k int, known bool) (embedded xpu.Tensor) {
 	w, h := &m.ws, m.cfg.HiddenSize
 	hidden, embedding := m.inputNorms(k)
 	m.dev.Normalize(w.half, w.h, hidden, known)
 	m.dev.CopyColumns(w.pair.Slice(1, h, 2*h), w.half)
-	m.dev.Embed(w.embedded, m.embed.w, w.predicted[k].ids)
-	m.dev.Normalize(w.half, w.embedded, embedding, known)
+	if embedded = w.predicted[k].embedded; m.stage.first {
+		embedded = w.embedded
+		m.dev.Embed(embedded, m.embed.w, w.predicted[k].ids)
+	}
+	m.dev.Normalize(w.half, embedded, embedding, known)
 	m.dev.CopyColumns(w.pair.Slice(1, 0, h), w.half)
+	return embedded
 }
 
 // inputNorms returns the norms of the inputs of layer k of multi-token prediction.
@@ -210,15 +264,16 @@ func (m *Model) predictionNormGrad(k int) {
 
 // joinGrad adds to the gradients of the projection of layer k of multi-token prediction, of its
 // norms, and of the embedding, from the gradient of the projection in ws.dx. It adds the gradient
-// of n to ws.dn[k].
-func (m *Model) joinGrad(k int) {
+// of n to ws.dn[k]. If the first group of layers has the embedding, it gets the gradients of the
+// embeddings in out.
+func (m *Model) joinGrad(k int, out *Relay) {
 	w, h, p := &m.ws, m.cfg.HiddenSize, &m.predictions[k]
 	if k == 0 {
 		m.normalizeLast(true)
 	} else {
 		m.dev.Normalize(w.h, w.predicted[k-1].out, m.predictionNorm(k-1), true)
 	}
-	m.join(k, true)
+	embedded := m.join(k, true)
 	m.dev.MatMul(p.projection.g, w.dx.T(), w.pair, m.toGradients)
 	m.dev.MatMul(w.pair, w.dx, p.projection.w, xpu.MatMulOptions{})
 	hidden, embedding := m.inputNorms(k)
@@ -226,8 +281,12 @@ func (m *Model) joinGrad(k int) {
 	m.dev.NormGrad(w.dn[k], w.half, w.h, hidden, p.hiddenNorm.g)
 	m.dev.CopyColumns(w.half, w.pair.Slice(1, 0, h))
 	m.dev.Zero(w.dx)
-	m.dev.NormGrad(w.dx, w.half, w.embedded, embedding, p.embeddingNorm.g)
-	m.dev.EmbedGrad(m.embed.g, w.dx, w.predicted[k].ids, int32(m.cfg.PadTokenID))
+	m.dev.NormGrad(w.dx, w.half, embedded, embedding, p.embeddingNorm.g)
+	if out == nil {
+		m.dev.EmbedGrad(m.embed.g, w.dx, w.predicted[k].ids, int32(m.cfg.PadTokenID))
+	} else {
+		m.dev.Copy(m.ofLayer(out, k), w.dx)
+	}
 }
 
 // predictionStats returns the losses of the layers of multi-token prediction after settle.

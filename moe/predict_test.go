@@ -418,11 +418,127 @@ func TestPredictionsRefuse(t *testing.T) {
 			t.Errorf("error %v of %+v", err, opts)
 		}
 	}
-	meshes := newMeshes(t, comm.NewShape(map[comm.Axes]int{comm.PP: 2}), nil)
-	dev := cpu.New(1, xpu.FP32)
-	defer dev.Close()
-	if _, err := NewParallel(cfg, dev, Parallel{Mesh: meshes[0]}); err == nil ||
-		!strings.Contains(err.Error(), "num_nextn_predict_layers") {
-		t.Errorf("two stages: %v", err)
+	cfg.Layers = 2
+	pipe := newPipeline(t, cfg, 2, 1, Parallel{})
+	first, last := pipe.models[0][0], pipe.models[1][0]
+	relay, err := first.NewRelay(1, 4)
+	if err != nil {
+		t.Fatal(err)
+	}
+	relay.Embeddings = relay.Embeddings.Rows(0, 4)
+	const want = "needs 8 embeddings of 48 numbers for the layers of multi-token prediction, and has 192 numbers"
+	for _, err := range []error{first.StageForward(t.Context(), 0, batch, nil, relay),
+		last.StageForward(t.Context(), 0, batch, relay, nil)} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("error %v, want %s", err, want)
+		}
+	}
+	if _, err := first.StageLoss(t.Context(), batch, nil, relay); err != nil {
+		t.Errorf("a loss needs embeddings: %v", err)
+	}
+}
+
+// The stages of a pipeline compute the bits of the complete model, with several batches under way.
+// The last stage has the layers of multi-token prediction, and the buffers have the sizes of
+// Memory.
+func TestPredictionsOfStages(t *testing.T) {
+	for _, test := range []struct{ stages, ranks, layers, recompute int }{
+		{2, 1, 2, 0}, {3, 1, 4, 1}, {2, 2, 3, 2}, {4, 1, 4, 2}, {3, 2, 3, 0},
+	}[:longtest.ShortRounds(2, 5)] {
+		t.Run(fmt.Sprintf("%+v", test), func(t *testing.T) {
+			c := predicting(t)
+			c.Layers = test.layers
+			var batches [][]Batch
+			targets := int64(0)
+			for i := range uint64(4) {
+				var all []Batch
+				for r := range test.ranks {
+					b := inDocuments(randomBatch(c, 2, 12, 10*i+uint64(r)), 3, 2, 7, 1)
+					all, targets = append(all, b), targets+int64(b.targets())
+				}
+				batches = append(batches, all)
+			}
+			opts := BackwardOptions{Targets: targets, Tokens: int64(4 * 24 * test.ranks), Loss: predictingLoss}
+			whole := newRanks(t, c, test.ranks, 1, Parallel{}, nil)
+			for _, m := range whole.models {
+				randomize(m, 1)
+			}
+			pipe := newPipeline(t, c, test.stages, test.ranks, Parallel{})
+			for s, models := range pipe.models {
+				for _, m := range models {
+					m.SetRecompute(levels[test.recompute])
+					randomizeStage(m, whole.models[0])
+					if n := len(m.predictions); n > 0 != (s == test.stages-1) {
+						t.Errorf("stage %d has %d layers of multi-token prediction", s, n)
+					}
+				}
+			}
+			measured := pipe.run(t, batches, opts)
+			for i, b := range batches {
+				for r, want := range whole.backward(t, b, opts) {
+					last := measured[i][test.stages-1][r]
+					if last.Loss != want.Loss || !slices.Equal(last.PredictionLoss, want.PredictionLoss) ||
+						!slices.Equal(last.PredictionTargets, want.PredictionTargets) || want.PredictionLoss[1] == 0 {
+						t.Errorf("batch %d, rank %d: %+v, want %+v", i, r, last, want)
+					}
+					aux, counts := 0.0, [][]int64(nil)
+					for _, of := range measured[i] {
+						aux, counts = aux+of[r].Aux, append(counts, of[r].ExpertCounts...)
+					}
+					if math.Abs(aux-want.Aux) > 1e-12*aux ||
+						!slices.EqualFunc(counts, want.ExpertCounts, slices.Equal) {
+						t.Errorf("batch %d, rank %d: load balancing %v, want %v, or other routing", i, r, aux, want.Aux)
+					}
+				}
+			}
+			for r, of := range whole.models {
+				held := 0
+				for s := range test.stages {
+					m := pipe.models[s][r]
+					for _, p := range m.Parameters() {
+						held++
+						if !slices.Equal(p.Grad.Floats(), byName(of, p.Name).Grad.Floats()) {
+							t.Errorf("rank %d, stage %d: other gradient of %s", r, s, p.Name)
+						}
+					}
+					want := c.Memory(Pass{Rows: 2, SequenceLength: 12, Documents: true, Stage: s,
+						Recompute: levels[test.recompute], InFlight: test.stages - s, Shape: m.parallel.Mesh.Shape})
+					if got := arenaBytes(m); test.ranks == 1 && got != want.Buffers {
+						t.Errorf("stage %d: buffers of %d bytes, Memory says %d", s, got, want.Buffers)
+					}
+				}
+				if n := len(of.Parameters()); held != n {
+					t.Errorf("rank %d: %d parameters of %d", r, held, n)
+				}
+			}
+		})
+	}
+}
+
+// Groups have equally many layers, but the last one has all layers of multi-token prediction, and
+// each at least one other layer.
+func TestGroupsOfLayers(t *testing.T) {
+	for _, test := range []struct {
+		layers, predictions, stages, virtual int
+		want                                 string // the first layer of each group
+	}{
+		{8, 0, 4, 1, "0 2 4 6 8"},
+		{5, 0, 2, 2, "0 1 2 3 5"},
+		{8, 1, 4, 1, "0 2 4 6 9"},
+		{7, 1, 4, 1, "0 2 4 6 8"}, // and not 0 1 3 5 8
+		{61, 1, 2, 4, "0 7 15 23 31 38 46 54 62"},
+		{4, 2, 4, 1, "0 1 2 3 6"}, // as few as possible in the last group
+		{5, 4, 3, 1, "0 3 4 9"},
+	} {
+		c := Config{Layers: test.layers, PredictionLayers: test.predictions}
+		starts := make([]int, test.stages*test.virtual+1)
+		for s := range test.stages {
+			for i, group := range c.StageGroups(s, test.stages, test.virtual) {
+				starts[i*test.stages+s], starts[i*test.stages+s+1] = group.From, group.To
+			}
+		}
+		if got := strings.Trim(fmt.Sprint(starts), "[]"); got != test.want {
+			t.Errorf("%+v: groups start with %s", test, got)
+		}
 	}
 }

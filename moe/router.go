@@ -69,7 +69,10 @@ func (r routerSums) add(w *workspace, number int) {
 // meanLayers returns the number of layers with experts of the complete model that means over layers
 // include: without layers of multi-token prediction that the pass does not compute.
 func (m *Model) meanLayers() int {
-	return m.expertLayers - (m.cfg.PredictionLayers - m.ws.shape.predictions)
+	if m.ws.shape.predicts {
+		return m.expertLayers
+	}
+	return m.expertLayers - m.cfg.PredictionLayers
 }
 
 // auxLoss returns the load-balancing loss of the pass, without its coefficient, from the sums over

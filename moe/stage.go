@@ -15,6 +15,12 @@ import (
 type Relay struct {
 	Hidden xpu.Tensor // [T, H], on the model's device
 	Router []float64  // [2E+2]; empty in a dense model
+
+	// Embeddings, [D·T, H], pass between the first and the last group of layers of a model with D
+	// layers of multi-token prediction: in the forward pass the embeddings of the tokens that each
+	// of these layers reads, and in the backward pass their gradients. Only the first group's relay
+	// behind it and the last group's relay before it need them, and not in StageLoss.
+	Embeddings xpu.Tensor
 }
 
 // SelectLayers selects the group of layers, from 0, that StageForward and StageLoss compute; see
@@ -28,19 +34,28 @@ func (m *Model) SelectLayers(group int) {
 // LayerGroups is the number of groups of layers of this rank.
 func (m *Model) LayerGroups() int { return len(m.groups) }
 
-// NewRelay allocates a Relay for batches of the given shape. Hidden is one tensor of the
-// device's New.
+// NewRelay allocates a Relay for batches of the given shape. Hidden is one tensor of the device's
+// New, and so are Embeddings, which are absent without layers of multi-token prediction.
 func (m *Model) NewRelay(rows, sequenceLength int) (*Relay, error) {
-	hidden, err := m.dev.New(xpu.Float32, rows*sequenceLength, m.cfg.HiddenSize)
+	tokens := rows * sequenceLength
+	hidden, err := m.dev.New(xpu.Float32, tokens, m.cfg.HiddenSize)
 	if err != nil {
 		return nil, fmt.Errorf("hidden states of %d rows of %d tokens for another stage: %w", rows, sequenceLength, err)
 	}
-	return &Relay{hidden, make([]float64, m.routerSums())}, nil
+	r := &Relay{Hidden: hidden, Router: make([]float64, m.routerSums())}
+	if d := m.cfg.PredictionLayers; d > 0 {
+		if r.Embeddings, err = m.dev.New(xpu.Float32, d*tokens, m.cfg.HiddenSize); err != nil {
+			m.dev.Release(hidden)
+			return nil, fmt.Errorf("embeddings of %d rows of %d tokens for another stage: %w", rows, sequenceLength,
+				err)
+		}
+	}
+	return r, nil
 }
 
-// holds reports whether the hidden states have the shape of a batch.
-func (r *Relay) holds(tokens, width int) bool {
-	return r.Hidden.Rank() == 2 && r.Hidden.Dim(0) == tokens && r.Hidden.Dim(1) == width
+// isMatrix reports whether a tensor has the given numbers of rows and columns.
+func isMatrix(t xpu.Tensor, rows, columns int) bool {
+	return t.Rank() == 2 && t.Dim(0) == rows && t.Dim(1) == columns
 }
 
 // StageForward runs a batch through this stage's layers and keeps the activations for
@@ -61,7 +76,7 @@ func (m *Model) StageForward(ctx context.Context, slot int, batch Batch, in, out
 	if slot < 0 {
 		return fmt.Errorf("slot %d is negative", slot)
 	}
-	if err := m.checkRelays(batch, in, out); err != nil {
+	if err := m.checkRelays(batch, true, in, out); err != nil {
 		return err
 	}
 	if err := m.take(slot, batch, true, true); err != nil {
@@ -110,7 +125,7 @@ func (m *Model) pass(ctx context.Context, batch Batch, predict bool, in, out *Re
 	if err := batch.check(m.cfg, m.parallel); err != nil {
 		return err
 	}
-	if err := m.checkRelays(batch, in, out); err != nil {
+	if err := m.checkRelays(batch, predict, in, out); err != nil {
 		return err
 	}
 	if err := m.take(0, batch, false, predict); err != nil {
@@ -138,7 +153,7 @@ func (m *Model) StageBackward(ctx context.Context, slot int, opts BackwardOption
 	if err != nil {
 		return Stats{}, err
 	}
-	if err := m.checkRelays(f.batch, out, in); err != nil {
+	if err := m.checkRelays(f.batch, true, out, in); err != nil {
 		return Stats{}, err
 	}
 	f.waits = false
@@ -148,24 +163,51 @@ func (m *Model) StageBackward(ctx context.Context, slot int, opts BackwardOption
 	return m.backward(ctx, opts, size, in, out)
 }
 
-// checkRelays checks the relays of the previous and the next stage.
-func (m *Model) checkRelays(batch Batch, before, behind *Relay) error {
+// checkRelays checks the relays of the previous and the next stage. predict is as in take.
+func (m *Model) checkRelays(batch Batch, predict bool, before, behind *Relay) error {
 	stage, stages := m.parallel.Mesh.OwnIndex(comm.PP), m.parallel.Mesh.Size(comm.PP)
+	_, ranks := m.parallel.sequenceRanks()
+	tokens, router, width := batch.Rows*(batch.SequenceLength/ranks), m.routerSums(), m.cfg.HiddenSize
 	check := func(r *Relay, none bool, name string) error {
-		_, ranks := m.parallel.sequenceRanks()
-		switch tokens, router := batch.Rows*(batch.SequenceLength/ranks), m.routerSums(); {
+		switch {
 		case r == nil != none && none:
 			return fmt.Errorf("stage %d of %d has no stage %s it; pass nil", stage, stages, name)
 		case r == nil != none:
 			return fmt.Errorf("stage %d of %d needs a relay for the stage %s it", stage, stages, name)
-		case r != nil && (!r.holds(tokens, m.cfg.HiddenSize) || len(r.Router) != router):
+		case r != nil && (!isMatrix(r.Hidden, tokens, width) || len(r.Router) != router):
 			return fmt.Errorf("the relay for the stage %s has %d and %d numbers, and a batch of %d rows of %d "+
 				"tokens needs %d and %d", name,
-				r.Hidden.Elements(), len(r.Router), batch.Rows, batch.SequenceLength, tokens*m.cfg.HiddenSize, router)
+				r.Hidden.Elements(), len(r.Router), batch.Rows, batch.SequenceLength, tokens*width, router)
 		}
 		return nil
 	}
-	return errors.Join(check(before, m.stage.first, "before"), check(behind, m.stage.last, "behind"))
+	err := errors.Join(check(before, m.stage.first, "before"), check(behind, m.stage.last, "behind"))
+	if d := m.cfg.PredictionLayers; err == nil && predict && d > 0 {
+		for _, r := range []*Relay{m.beforeLast(before), m.behindFirst(behind)} {
+			if r != nil && !isMatrix(r.Embeddings, d*tokens, width) {
+				return fmt.Errorf("a relay between the first and the last stage needs %d embeddings of %d numbers for "+
+					"the layers of multi-token prediction, and has %d numbers", d*tokens, width,
+					r.Embeddings.Elements())
+			}
+		}
+	}
+	return err
+}
+
+// beforeLast returns the relay before the selected group of layers, if it is the model's last group
+// and not the first one; otherwise nil. behindFirst does the same for the first group and the relay
+// behind it. These relays have embeddings.
+func (m *Model) beforeLast(r *Relay) *Relay {
+	if m.stage.first || !m.stage.last {
+		return nil
+	}
+	return r
+}
+func (m *Model) behindFirst(r *Relay) *Relay {
+	if !m.stage.first || m.stage.last {
+		return nil
+	}
+	return r
 }
 
 // oneStage returns an error if the model is one of several pipeline stages.

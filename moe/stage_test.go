@@ -90,6 +90,7 @@ func (p pipeline) run(t testing.TB, batches [][]Batch, opts BackwardOptions) [][
 					if err != nil {
 						return err
 					}
+					between(in, out)
 					if err := m.StageForward(ctx, i%slots, b, in, out); err != nil {
 						return err
 					}
@@ -110,6 +111,7 @@ func (p pipeline) run(t testing.TB, batches [][]Batch, opts BackwardOptions) [][
 					if err != nil {
 						return err
 					}
+					between(in, out)
 					opts, done := opts, 0
 					opts.First = i == 0
 					opts.Done = func(bucket int) {
@@ -163,6 +165,13 @@ func (p pipeline) run(t testing.TB, batches [][]Batch, opts BackwardOptions) [][
 	return measured
 }
 
+// between passes embeddings on: a stage between the first and the last one does not read them.
+func between(in, out *Relay) {
+	if in != nil && out != nil {
+		out.Embeddings = in.Embeddings
+	}
+}
+
 // hand makes a relay of a batch between two stages one of the device of the second.
 func hand(ctx context.Context, from, to *Model, b Batch, r *Relay) (*Relay, error) {
 	mine, err := to.NewRelay(b.Rows, b.SequenceLength)
@@ -175,6 +184,13 @@ func hand(ctx context.Context, from, to *Model, b Batch, r *Relay) (*Relay, erro
 		return nil, err
 	}
 	to.dev.Write(mine.Hidden, hidden)
+	if r.Embeddings.Elements() > 0 {
+		embeddings, err := xpu.Numbers(ctx, from.dev, r.Embeddings, &buffer)
+		if err != nil {
+			return nil, err
+		}
+		to.dev.Write(mine.Embeddings, embeddings)
+	}
 	copy(mine.Router, r.Router)
 	return mine, nil
 }

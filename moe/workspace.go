@@ -44,7 +44,9 @@ type passShape struct {
 	layers    int       // number of layers in this model that the pass computes
 
 	predictions int       // of these, layers of multi-token prediction, the last ones
-	last        bool      // this stage has the final norm and the head
+	predicts    bool      // the pass includes layers of multi-token prediction, of any stage
+	first       bool      // these layers are the model's first, after the embedding
+	last        bool      // these layers are the model's last, before the final norm and the head
 	elsewhere   bool      // expert rows are not this rank's tokens: a dispatch has their buffers
 	documents   bool      // attention stays within documents
 	jitter      bool      // the inputs of layers with experts have noise
@@ -493,7 +495,7 @@ func (c Config) Memory(p Pass) Memory {
 	}
 	var n, sharedBytes, flightBytes int64 // buffers serve all groups
 	for _, s := range groups {
-		shape.from, shape.layers, shape.last, shape.logits = s.from, s.layers, s.last, 0
+		shape.from, shape.layers, shape.first, shape.last, shape.logits = s.from, s.layers, s.first, s.last, 0
 		if s.last {
 			shape.logits, shape.predictions = logits, c.PredictionLayers
 		}
