@@ -268,9 +268,11 @@ const (
 
 // groupOptions returns the options of the groups of ranks. hosts replaces the hosts of all ranks,
 // unless it is nil.
-func (l LayoutConfig) groupOptions(hosts *comm.Hosts) group.Options {
+func (c *Config) groupOptions(hosts *comm.Hosts) group.Options {
+	l := c.Layout
 	return group.Options{Fast: l.Sums == fastSums, InnerReplicas: l.SumReplicas, SequenceRanks: l.CP,
-		VirtualStages: l.VirtualStages, Nested: l.Optimizer == estimate.SO, Hosts: hosts}
+		VirtualStages: l.VirtualStages, Embeddings: c.Model.PredictionLayers > 0,
+		Nested: l.Optimizer == estimate.SO, Hosts: hosts}
 }
 
 // Sums is the order in which gradients are added over ranks.
@@ -619,7 +621,7 @@ func (c Config) Validate() error {
 				"is %d, but model.tie_word_embeddings needs the same weights in the first and the last stage; set "+
 					"layout.pp to 1, or tie_word_embeddings to false", stages))
 	}
-	errs = append(errs, c.checkPredictions(shape)...)
+	errs = append(errs, c.checkPredictions()...)
 	if n := c.Layout.SumReplicas; n > 1 && c.Layout.DP%n != 0 {
 		errs = append(errs, strictyaml.Invalid("layout.sum_replicas",
 			"is %d; must divide layout.expert_dp, which is %d", n, c.Layout.DP))
@@ -730,17 +732,12 @@ func (c Config) Validate() error {
 }
 
 // checkPredictions checks the settings of multi-token prediction.
-func (c *Config) checkPredictions(shape comm.Shape) (errs []error) {
+func (c *Config) checkPredictions() (errs []error) {
 	const field = "model.num_nextn_predict_layers"
 	n := c.Model.PredictionLayers
 	if coefficient := c.PredictionLoss.Coefficient; coefficient != nil && n == 0 {
 		errs = append(errs, strictyaml.Invalid("prediction_loss.coefficient", "is %v, but the model has no layers of "+
 			"multi-token prediction; set %s, or remove the coefficient", *coefficient, field))
-	}
-	if stages := shape.Size(comm.PP); stages > 1 && n > 0 {
-		errs = append(errs, strictyaml.Invalid("layout.pp", "is %d, but %s is %d, and layers of multi-token "+
-			"prediction need the embedding, which is in the first stage, and the head, which is in the last; set "+
-			"layout.pp to 1, or %[2]s to 0", stages, field, n))
 	}
 	if c.Optimizer.Name == optimizer.SophiaG && n > 0 {
 		errs = append(errs, strictyaml.Invalid("optimizer.name", "is %q, but %s is %d, and the estimate of the "+

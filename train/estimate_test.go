@@ -82,7 +82,7 @@ func TestEstimateIsWhatRanksSend(t *testing.T) {
 			got := map[kind]int64{}
 			optimizertest.Together(t, layout.Ranks(), func(world *comm.Comm) error {
 				ctx := context.Background()
-				groups, err := group.New(ctx, world, layout.shape(), layout.groupOptions(nil))
+				groups, err := group.New(ctx, world, layout.shape(), (&Config{Layout: layout}).groupOptions(nil))
 				if err != nil {
 					return err
 				}
@@ -176,7 +176,7 @@ func TestSumBytesAreTheCommunicators(t *testing.T) {
 					most := make([]int64, layout.PP)
 					optimizertest.Together(t, layout.Ranks(), func(world *comm.Comm) error {
 						ctx := context.Background()
-						groups, err := group.New(ctx, world, layout.shape(), layout.groupOptions(nil))
+						groups, err := group.New(ctx, world, layout.shape(), config.groupOptions(nil))
 						if err != nil {
 							return err
 						}
@@ -271,13 +271,17 @@ func TestMemoryOfGroups(t *testing.T) {
 	t.Parallel()
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
 	const nano = "steps: 2\nmodel: {preset: mula-nano, num_hidden_layers: 12}\n"
+	const predicts = predictingStages + "steps: 2\nevaluate: {every: 0}\n"
 	for _, test := range []struct {
 		layout LayoutConfig
 		model  string
 	}{{LayoutConfig{DP: 1, PP: 2, EP: 1, VirtualStages: 2}, nano},
 		{LayoutConfig{DP: 1, PP: 2, EP: 2, VirtualStages: 3}, nano},
 		{LayoutConfig{DP: 2, PP: 2, EP: 1, CP: 2, VirtualStages: 2}, nano},
-		{LayoutConfig{DP: 1, PP: 2, EP: 2, VirtualStages: 2}, deepSeek}} {
+		{LayoutConfig{DP: 1, PP: 2, EP: 2, VirtualStages: 2}, deepSeek},
+		{LayoutConfig{DP: 1, PP: 3, EP: 2}, predicts},
+		{LayoutConfig{DP: 2, PP: 2, EP: 1, CP: 2, VirtualStages: 2}, predicts},
+		{LayoutConfig{DP: 1, PP: 2, EP: 1, TP: 2}, predicts}} {
 		for _, recompute := range moe.Recomputes() {
 			c := ranksConfig(t, plan, test.layout, fmt.Sprintf("%srecompute: %s\nmicro_batch_size: 1\n", test.model,
 				recompute))

@@ -164,7 +164,7 @@ func Run(ctx context.Context, config Config, options Options) (result Result, er
 	if err := config.fitsWorld(options.World.Size()); err != nil {
 		return Result{}, &collective.GroupError{Err: err}
 	}
-	ranks, err := group.New(ctx, options.World, config.Layout.shape(), config.Layout.groupOptions(options.hosts))
+	ranks, err := group.New(ctx, options.World, config.Layout.shape(), config.groupOptions(options.hosts))
 	if err != nil {
 		return Result{}, err
 	}
@@ -385,7 +385,8 @@ func (r *run) prepare(ctx context.Context, saved *checkpoint.Checkpoint) error {
 	r.votes = votes.New(r.ranks, r.model.Config(), r.config.Layout.VirtualStages, r.config.BatchSize,
 		len(r.data.Sources))
 	r.votes.Slow = votes.SlowLimit{Factor: r.config.Log.SlowFactor, Steps: r.config.Log.SlowSteps}
-	r.pipeline, err = pipeline.New(r.ranks.Mesh, r.ranks.Back, r.model, r.data.SequenceLength)
+	r.pipeline, err = pipeline.New(r.ranks.Mesh, r.ranks.Back, r.ranks.Embeddings, r.model,
+		r.data.SequenceLength)
 	if err := collective.Agree(ctx, r.ranks.World(), err); err != nil {
 		return err
 	}
@@ -776,7 +777,10 @@ func (r *run) backward(ctx context.Context, m *record.StepMetrics) error {
 	if c := r.config.PredictionLoss.Coefficient; c != nil {
 		options.Loss.PredictionCoefficient = *c
 	}
-	predictions := make([]votes.Prediction, r.config.Model.PredictionLayers)
+	var predictions []votes.Prediction
+	if r.pipeline.Last() {
+		predictions = make([]votes.Prediction, r.config.Model.PredictionLayers)
+	}
 	err := r.sumGradients(ctx, options, func(rows []votes.Row, stats moe.Stats) {
 		if len(stats.RowLoss) > 0 { // of the last layers
 			for i, row := range rows {

@@ -199,9 +199,7 @@ func TestPipelineResume(t *testing.T) {
 // sent only between the ranks of a stage, with the bytes of the estimate, and so are votes.
 func TestPipelineBytes(t *testing.T) {
 	t.Parallel()
-	const steps = 3
-	dir := t.TempDir()
-	path := makePlan(t, dir, "plan.json", "")
+	path := makePlan(t, t.TempDir(), "plan.json", "")
 	plan, err := blend.ReadPlan(path)
 	if err != nil {
 		t.Fatal(err)
@@ -209,69 +207,92 @@ func TestPipelineBytes(t *testing.T) {
 	for _, l := range []LayoutConfig{{DP: 1, PP: 2, EP: 1}, {DP: 2, PP: 3, EP: 1}, {DP: 1, PP: 2, EP: 2},
 		{DP: 2, PP: 2, EP: 2}, {DP: 1, PP: 2, EP: 2, VirtualStages: 2}} {
 		for _, micro := range []int{1, 3} {
-			c := ranksConfig(t, path, l, pipelineModel+fmt.Sprintf("steps: %d\nmicro_batch_size: %d\nevaluate: "+
-				"{every: 0}\n", steps, micro))
-			var mu sync.Mutex
-			var bytes, calls, most, weights, votes int64
-			mustRun(t, c, Options{ended: func(r *group.Group) {
-				mu.Lock()
-				defer mu.Unlock()
-				own := int64(0)
-				for _, pipeline := range []*comm.Comm{r.Group(comm.PP), r.Back} {
-					if pipeline == nil {
-						continue
-					}
-					for _, operation := range pipeline.Traffic() {
-						bytes += operation.Bytes()
-						calls += operation.Calls
-						own += operation.Calls
-					}
-				}
-				most = max(most, own)
-				for _, c := range []*comm.Comm{r.Group(comm.Replicas), r.Group(comm.Data), r.Within} {
-					for _, operation := range c.Traffic() {
-						weights += operation.Bytes()
-					}
-				}
-				for _, operation := range r.Stage.Traffic() {
-					votes += operation.Bytes()
-				}
-			}})
-			in, err := c.EstimateInput(plan, estimate.Machine{})
-			if err != nil {
-				t.Fatal(err)
+			pipelineBytes(t, path, plan, l, pipelineModel, micro)
+		}
+	}
+	// updates of correction biases are not in the estimate
+	const predicts = predictingStages + "router_bias: {update_speed: 0}\n"
+	pipelineBytes(t, path, plan, LayoutConfig{DP: 2, PP: 2, EP: 1, VirtualStages: 2}, predicts, 3)
+	pipelineBytes(t, path, plan, LayoutConfig{DP: 2, PP: 3, EP: 1}, predicts+"aux_loss: {form: global}\n", 1)
+}
+
+// pipelineBytes compares the bytes of a run of some steps with the estimate.
+func pipelineBytes(t *testing.T, path string, plan *blend.Plan, l LayoutConfig, model string, micro int) {
+	t.Helper()
+	const steps = 3
+	c := ranksConfig(t, path, l, model+fmt.Sprintf("steps: %d\nmicro_batch_size: %d\nevaluate: {every: 0}\n", steps,
+		micro))
+	var mu sync.Mutex
+	var bytes, calls, most, embedded, sentEmbeddings, weights, votes int64
+	mustRun(t, c, Options{ended: func(r *group.Group) {
+		mu.Lock()
+		defer mu.Unlock()
+		own := int64(0)
+		for _, pipeline := range []*comm.Comm{r.Group(comm.PP), r.Back} {
+			if pipeline == nil {
+				continue
 			}
-			stages, err := estimate.Stages(in.Config, in.Layout)
-			if err != nil {
-				t.Fatal(err)
-			}
-			sent := estimate.PipelineTraffic(in.Config, in.Layout, in.Trainer)
-			if len(sent) != 1 || bytes != steps*sent[0].Total*int64(l.DP*l.EP) {
-				t.Errorf("%+v, micro-batches of %d: the stages sent %d bytes, the estimate says %+v", l, micro, bytes,
-					sent)
-			}
-			groups := max(1, l.VirtualStages)
-			each := int64(steps * sent[0].Calls)
-			if calls != each*int64((groups*l.PP-1)*l.DP*l.EP)/int64(groups) || l.PP > 2 && most != each {
-				t.Errorf("%+v, micro-batches of %d: the stages sent %d times, one of them %d times, the estimate "+
-					"says %d", l, micro, calls, most, each)
-			}
-			var want, wantVotes int64
-			for i, stage := range stages {
-				for _, e := range estimate.OptimizerTraffic(stage, in.Layout, in.Trainer) {
-					want += e.Total * int64(l.DP*l.EP/e.Ranks)
-				}
-				for _, e := range estimate.StageVotes(in.Config, i, in.Layout, in.Trainer) {
-					wantVotes += e.Total
-				}
-			}
-			if weights != steps*want {
-				t.Errorf("%+v: %d bytes of gradients and weights, the estimate says %d", l, weights, steps*want)
-			}
-			if votes != steps*wantVotes {
-				t.Errorf("%+v: %d bytes of votes in the stages, the estimate says %d", l, votes, steps*wantVotes)
+			for _, operation := range pipeline.Traffic() {
+				bytes += operation.Bytes()
+				calls += operation.Calls
+				own += operation.Calls
 			}
 		}
+		most = max(most, own)
+		if r.Embeddings != nil {
+			for _, operation := range r.Embeddings.Traffic() {
+				embedded += operation.Bytes()
+				sentEmbeddings = max(sentEmbeddings, operation.Calls)
+			}
+		}
+		for _, c := range []*comm.Comm{r.Group(comm.Replicas), r.Group(comm.Data), r.Within} {
+			for _, operation := range c.Traffic() {
+				weights += operation.Bytes()
+			}
+		}
+		for _, operation := range r.Stage.Traffic() {
+			votes += operation.Bytes()
+		}
+	}})
+	in, err := c.EstimateInput(plan, estimate.Machine{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	stages, err := estimate.Stages(in.Config, in.Layout)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sent := estimate.PipelineTraffic(in.Config, in.Layout, in.Trainer)
+	if bytes != steps*sent[0].Total*int64(l.DP*l.EP) {
+		t.Errorf("%+v, micro-batches of %d: the stages sent %d bytes, the estimate says %+v", l, micro, bytes, sent)
+	}
+	if len(sent) != 1 || embedded != 0 {
+		if len(sent) != 2 || embedded != steps*sent[1].Total*int64(l.DP*l.EP) ||
+			sentEmbeddings != int64(steps*sent[1].Calls) {
+			t.Errorf("%+v, micro-batches of %d: stages sent %d bytes of embeddings, one of them %d times, the "+
+				"estimate says %+v", l, micro, embedded, sentEmbeddings, sent)
+		}
+	}
+	groups := max(1, l.VirtualStages)
+	each := int64(steps * sent[0].Calls)
+	if calls != each*int64((groups*l.PP-1)*l.DP*l.EP)/int64(groups) || l.PP > 2 && most != each {
+		t.Errorf("%+v, micro-batches of %d: the stages sent %d times, one of them %d times, the estimate says %d", l,
+			micro, calls, most, each)
+	}
+	var want, wantVotes int64
+	for i, stage := range stages {
+		for _, e := range estimate.OptimizerTraffic(stage, in.Layout, in.Trainer) {
+			want += e.Total * int64(l.DP*l.EP/e.Ranks)
+		}
+		for _, e := range estimate.StageVotes(in.Config, i, in.Layout, in.Trainer) {
+			wantVotes += e.Total
+		}
+	}
+	if weights != steps*want {
+		t.Errorf("%+v: %d bytes of gradients and weights, the estimate says %d", l, weights, steps*want)
+	}
+	if votes != steps*wantVotes {
+		t.Errorf("%+v: %d bytes of votes in the stages, the estimate says %d", l, votes, steps*wantVotes)
 	}
 }
 
@@ -287,7 +308,11 @@ func TestVoteBytes(t *testing.T) {
 	}
 	for i, l := range []LayoutConfig{{DP: 2, PP: 1, EP: 2}, {DP: 2, PP: 3, EP: 1}, {DP: 4, PP: 1, EP: 2},
 		{DP: 2, PP: 3, EP: 1, Norm: reduceNorms}} {
-		c := ranksConfig(t, path, l, pipelineModel+fmt.Sprintf("steps: %d\nevaluate: {every: 0}\n", to+1))
+		model := pipelineModel
+		if i == 3 {
+			model = predictingStages + "router_bias: {update_speed: 0}\n"
+		}
+		c := ranksConfig(t, path, l, model+fmt.Sprintf("steps: %d\nevaluate: {every: 0}\n", to+1))
 		if i == 1 {
 			c.Model.ExpertCapacity = 1.5 // whose dropped choices are in the votes
 		}
@@ -361,13 +386,16 @@ func TestPipelineNotFinite(t *testing.T) {
 		// is the first to have a loss
 		weight bool
 		want   string
+		model  string
 	}{
-		{2, LayoutConfig{DP: 2, PP: 2, EP: 1}, false, "the gradient is"},
-		{1, LayoutConfig{DP: 1, PP: 2, EP: 1}, false, "the gradient is"},
-		{1, LayoutConfig{DP: 1, PP: 3, EP: 1}, true, "the loss is"},
-		{2, LayoutConfig{DP: 1, PP: 3, EP: 1}, true, "the loss is"},
-		{1, LayoutConfig{DP: 1, PP: 2, EP: 1, VirtualStages: 2}, false, "the gradient is"},
-		{0, LayoutConfig{DP: 1, PP: 2, EP: 1, VirtualStages: 2}, true, "the loss is"},
+		{2, LayoutConfig{DP: 2, PP: 2, EP: 1}, false, "the gradient is", pipelineModel},
+		{1, LayoutConfig{DP: 1, PP: 2, EP: 1}, false, "the gradient is", pipelineModel},
+		{1, LayoutConfig{DP: 1, PP: 3, EP: 1}, true, "the loss is", pipelineModel},
+		{2, LayoutConfig{DP: 1, PP: 3, EP: 1}, true, "the loss is", pipelineModel},
+		{1, LayoutConfig{DP: 1, PP: 2, EP: 1, VirtualStages: 2}, false, "the gradient is", pipelineModel},
+		{0, LayoutConfig{DP: 1, PP: 2, EP: 1, VirtualStages: 2}, true, "the loss is", pipelineModel},
+		{0, LayoutConfig{DP: 1, PP: 2, EP: 1}, true, "the loss is", predictingStages},
+		{1, LayoutConfig{DP: 1, PP: 2, EP: 1}, true, "the loss is", predictingStages},
 	} {
 		fault := Options{BeforeSum: func(rank int, step int64, b moe.Bucket) error {
 			if rank != test.rank || b.Divided {
@@ -380,7 +408,7 @@ func TestPipelineNotFinite(t *testing.T) {
 			}
 			return nil
 		}}
-		c := ranksConfig(t, plan, test.layout, pipelineModel+"steps: 8\nevaluate: {every: 0}\n")
+		c := ranksConfig(t, plan, test.layout, test.model+"steps: 8\nevaluate: {every: 0}\n")
 		_, err := Run(context.Background(), c, fault)
 		if !errors.Is(err, moe.ErrNotFinite) || !collective.Shared(err) ||
 			!strings.Contains(err.Error(), fmt.Sprintf("rank %d on node-7: step 5: %s", test.rank, test.want)) {
@@ -393,7 +421,7 @@ func TestPipelineNotFinite(t *testing.T) {
 		if test.weight {
 			continue
 		}
-		c = ranksConfig(t, plan, test.layout, pipelineModel+"steps: 8\nevaluate: {every: 0}\nspikes: {action: skip}\n")
+		c = ranksConfig(t, plan, test.layout, test.model+"steps: 8\nevaluate: {every: 0}\nspikes: {action: skip}\n")
 		if got := mustRun(t, c, fault); got.LeftOut != 8 {
 			t.Errorf("%+v: %d samples are left out", test, got.LeftOut)
 		}
@@ -435,7 +463,11 @@ func TestPipelineStageRefuses(t *testing.T) {
 	for _, l := range []LayoutConfig{{DP: 1, PP: 3, EP: 1}, {DP: 1, PP: 2, EP: 2},
 		{DP: 1, PP: 2, EP: 2, VirtualStages: 2}} {
 		for rank := range l.DP * l.PP * l.EP {
-			c := ranksConfig(t, plan, l, pipelineModel+"micro_batch_size: 1\nsteps: 4\n")
+			model := pipelineModel
+			if l.VirtualStages > 1 {
+				model = predictingStages
+			}
+			c := ranksConfig(t, plan, l, model+"micro_batch_size: 1\nsteps: 4\n")
 			_, err := Run(context.Background(), c, Options{badTokens: func(r int, step int64) bool {
 				return r == rank &&
 					step == 2

@@ -2,6 +2,7 @@ package train
 
 import (
 	"encoding/json"
+	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
@@ -20,6 +21,12 @@ const predicting = "model: {preset: mula-nano, model_type: deepseek_v3, num_hidd
 	"dense_intermediate_size: 48, shared_expert_intermediate_size: 32, norm_topk_prob: true, q_lora_rank: 16, " +
 	"kv_lora_rank: 16, qk_nope_head_dim: 8, qk_rope_head_dim: 4, v_head_dim: 8, rope_interleave: true, " +
 	"num_nextn_predict_layers: 1}\naux_loss: {form: sequence}\nsteps: 4\nevaluate: {every: 0}\n"
+
+// predictingStages is a model for several stages, with two layers of multi-token prediction.
+const predictingStages = "model: {preset: mula-nano, model_type: deepseek_v3, num_hidden_layers: 5, " +
+	"dense_layers: '0', dense_intermediate_size: 48, shared_expert_intermediate_size: 32, norm_topk_prob: true, " +
+	"q_lora_rank: 16, kv_lora_rank: 16, qk_nope_head_dim: 8, qk_rope_head_dim: 4, v_head_dim: 8, " +
+	"rope_interleave: true, num_nextn_predict_layers: 2}\n"
 
 // predictionLosses returns the loss of the layer of multi-token prediction in each step of a run.
 func predictionLosses(t *testing.T, c Config) (all []float64) {
@@ -86,15 +93,24 @@ func TestPredictionCheckpoints(t *testing.T) {
 	longtest.SkipIfShort(t)
 	t.Parallel()
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
-	for name, more := range map[string]string{"fp32": "", "bf16": "precision: bf16_mixed\n",
-		"compact": "precision: bf16_compact\nactivations: bf16\n", "muon": "optimizer: {name: muon}\n",
-		"recompute": "recompute: layers\nmicro_batch_size: 1\n"} {
-		c := ranksConfig(t, plan, LayoutConfig{DP: 1, EP: 2}, predicting+more)
+	for name, test := range map[string]struct {
+		more     string
+		from, to LayoutConfig
+	}{
+		"fp32": {"", LayoutConfig{DP: 1, EP: 2}, LayoutConfig{DP: 2, EP: 1, TP: 2}},
+		"bf16": {"precision: bf16_mixed\n", LayoutConfig{DP: 1, EP: 2, PP: 2}, LayoutConfig{DP: 2, EP: 1, TP: 2}},
+		"compact": {"precision: bf16_compact\nactivations: bf16\n", LayoutConfig{DP: 1, EP: 2},
+			LayoutConfig{DP: 2, EP: 1, TP: 2, PP: 2}},
+		"muon":      {"optimizer: {name: muon}\n", LayoutConfig{DP: 1, EP: 2, PP: 2}, LayoutConfig{DP: 2, EP: 1}},
+		"recompute": {"recompute: layers\nmicro_batch_size: 1\n", LayoutConfig{}, LayoutConfig{DP: 1, EP: 2, PP: 2}},
+	} {
+		more := test.more
+		c := ranksConfig(t, plan, test.from, predicting+more)
 		mustRunRanks(t, c, stopAfter(2))
 		before := metricsOf(t, c.Output)
-		c.Layout = ranksConfig(t, plan, LayoutConfig{DP: 2, EP: 1, TP: 2}, predicting+more).Layout
+		c.Layout = ranksConfig(t, plan, test.to, predicting+more).Layout
 		mustRunRanks(t, c, Options{})
-		whole := ranksConfig(t, plan, LayoutConfig{DP: 2, EP: 1, TP: 2}, predicting+more)
+		whole := ranksConfig(t, plan, test.to, predicting+more)
 		mustRunRanks(t, whole, Options{})
 		most := 1e-6
 		if strings.HasPrefix(more, "precision") {
@@ -108,6 +124,70 @@ func TestPredictionCheckpoints(t *testing.T) {
 			if d := a[step]/b[step] - 1; d > most || d < -most {
 				t.Errorf("%s: step %d: loss %v after a change of the layout, %v without", name, step, a[step], b[step])
 			}
+		}
+	}
+}
+
+// The stages of a pipeline change no bit of weights and losses, with layers of multi-token
+// prediction, all levels of recomputation, precisions, documents, fewer micro-batches than stages,
+// and ranks that share experts, sequences or matrices. A run that is stopped resumes with other
+// stages without a difference. A device with memory of its own changes no bit either.
+func TestPredictionsOfStages(t *testing.T) {
+	t.Parallel()
+	plan := makePlan(t, t.TempDir(), "plan.json", unevenSkips)
+	const often = "steps: 6\nevaluate: {every: 3, samples: 5}\nmicro_batch_size: 1\n"
+	tests := []struct {
+		more    string
+		layouts []LayoutConfig // the first one has no stages
+		resumes LayoutConfig   // after some steps of the last layout
+	}{
+		{"", []LayoutConfig{{DP: 1, EP: 1}, {DP: 1, EP: 1, PP: 2, VirtualStages: 2}},
+			LayoutConfig{DP: 1, EP: 1, PP: 3}},
+		{"recompute: layers\n", []LayoutConfig{{DP: 1, EP: 2}, {DP: 1, EP: 2, PP: 2}, {DP: 1, EP: 2, PP: 3},
+			{DP: 1, EP: 2, PP: 2, VirtualStages: 2}, {DP: 1, EP: 2, PP: 5, Optimizer: estimate.SO}},
+			LayoutConfig{DP: 1, EP: 2, PP: 2}},
+		{"precision: bf16_mixed\nrecompute: experts\n", []LayoutConfig{{DP: 2, EP: 1, TP: 2},
+			{DP: 2, EP: 1, TP: 2, PP: 2}}, LayoutConfig{DP: 2, EP: 1, TP: 2}},
+		{"precision: bf16_compact\nactivations: bf16\n", []LayoutConfig{{DP: 2, EP: 1}, {DP: 2, EP: 1, PP: 2}},
+			LayoutConfig{DP: 2, EP: 1, PP: 3}},
+		{"attention: documents\nprecision: bf16\n", []LayoutConfig{{DP: 2, EP: 1, CP: 2},
+			{DP: 2, EP: 1, CP: 2, PP: 2, VirtualStages: 2}}, LayoutConfig{DP: 2, EP: 1, CP: 2}},
+		{"aux_loss: {form: global}\nattention: documents\n", []LayoutConfig{{DP: 2, EP: 2},
+			{DP: 2, EP: 2, PP: 2}, {DP: 2, EP: 2, PP: 2, VirtualStages: 2, Optimizer: estimate.Unsharded}},
+			LayoutConfig{DP: 2, EP: 2, PP: 3}},
+	}
+	for _, test := range tests[:longtest.ShortRounds(1, longtest.Rounds(3, len(tests)))] {
+		model := predictingStages + often + test.more
+		if !strings.Contains(test.more, "aux_loss") {
+			model += "aux_loss: {form: sequence}\n"
+		}
+		want := mustRunRanks(t, ranksConfig(t, plan, test.layouts[0], model), Options{})
+		same := func(what string, got runOutcome) {
+			t.Helper()
+			// stages add the losses of their own layers first
+			if d := apart(t, want.lines, got.lines, "aux_loss"); d > 1e-12 {
+				t.Errorf("%s: aux_loss differs by %v", what, d)
+			}
+			for i, line := range got.lines {
+				if _, ok := line["aux_loss"]; ok {
+					line["aux_loss"] = want.lines[i]["aux_loss"]
+				}
+			}
+			sameBits(t, what, want, got)
+		}
+		for _, l := range test.layouts[1:] {
+			what := fmt.Sprintf("%q, %+v", test.more, l)
+			c := ranksConfig(t, plan, l, model)
+			same(what, mustRunRanks(t, c, Options{}))
+			longest := test.layouts[len(test.layouts)-1]
+			if l != longest {
+				continue
+			}
+			same(what+", discrete", mustRunRanks(t, ranksConfig(t, plan, l, model), onDiscrete(Options{}, nil)))
+			c = ranksConfig(t, plan, l, model)
+			mustRun(t, c, stopAfter(3))
+			c.Layout = ranksConfig(t, plan, test.resumes, model).Layout
+			same(what+", resumed with other stages", mustRunRanks(t, c, Options{}))
 		}
 	}
 }
@@ -165,7 +245,6 @@ func TestPredictionsRefuse(t *testing.T) {
 	for config, want := range map[string]string{
 		"prediction_loss: {coefficient: 0.1}\n":             "prediction_loss.coefficient",
 		predicting + "prediction_loss: {coefficient: -1}\n": "prediction_loss.coefficient",
-		predicting + "layout: {pp: 2}\n":                    "layout.pp",
 		predicting + "optimizer: {name: sophiag}\n":         "optimizer.name",
 		predicting + "prediction_loss: {weight: 1}\n":       `unknown field "weight"`,
 	} {

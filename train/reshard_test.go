@@ -70,7 +70,7 @@ func reload(t testing.TB, c Config) string {
 	files := checkpointtest.NewCounter(filesystem.OS{}, filepath.Join(c.Output, checkpoint.DirName))
 	optimizertest.Together(t, c.Layout.Ranks(), func(world *comm.Comm) error {
 		ctx := context.Background()
-		ranks, err := group.New(ctx, world, c.Layout.shape(), c.Layout.groupOptions(nil))
+		ranks, err := group.New(ctx, world, c.Layout.shape(), c.groupOptions(nil))
 		if err != nil {
 			return err
 		}

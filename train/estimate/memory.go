@@ -70,7 +70,7 @@ func StageMemory(c moe.Config, l Layout, t Trainer, i int) Memory {
 		if n := int64(l.SnapshotCopies); n > 0 {
 			m.Snapshots = 2 * n * over(snapshotBytes(c, t), int64(l.Ranks()))
 		}
-		m.Exchange = sums + t.HostScratch + stageBytes(c, l, t) + roundedBytes(c, l, t, s)
+		m.Exchange = sums + t.HostScratch + stageBytes(c, l, t, i) + roundedBytes(c, l, t, s)
 		m.HostOnly = sums + t.HostScratch + m.Checkpoint + m.Snapshots
 		pass := c.Memory(moe.Pass{Rows: l.microBatch(), SequenceLength: l.SequenceLength,
 			SequenceRanks: l.sequenceRanks(), Recompute: l.Recompute, Activations: l.Activations,
@@ -166,12 +166,17 @@ func snapshotBytes(c moe.Config, t Trainer) int64 {
 	return bytes
 }
 
-// stageBytes returns the size of the buffers for hidden states that a stage receives and sends.
-func stageBytes(c moe.Config, l Layout, t Trainer) int64 {
+// stageBytes returns the size of the buffers for hidden states that stage i receives and sends, and
+// of the first and the last stage also for embeddings; see [PipelineTraffic].
+func stageBytes(c moe.Config, l Layout, t Trainer, i int) int64 {
 	if l.Size(comm.PP) == 1 {
 		return 0
 	}
-	return 2 * int64(l.microBatch()) * int64(l.rowTokens()) * int64(c.HiddenSize) * int64(t.Activations)
+	matrices := 2
+	if i == 0 || i == l.Size(comm.PP)-1 {
+		matrices += c.PredictionLayers
+	}
+	return int64(matrices) * int64(l.microBatch()) * int64(l.rowTokens()) * int64(c.HiddenSize) * int64(t.Activations)
 }
 
 // roundedBytes returns the size of the buffer for the rounded gradients of a bucket.
@@ -306,8 +311,13 @@ func layerActivations(c moe.Config, l Layout, layer int) (saved, scratch int64) 
 		scratch += 2*rows*h + int64(c.Experts) + rows
 	}
 	if layer >= c.Layers { // its output, and norms; inputs of the projection, and gradients of heads' inputs
-		input += h + 4
-		scratch += 4*h + int64(c.PredictionLayers+1)*h
+		input += h + 3
+		scratch += 3*h + int64(c.PredictionLayers+1)*h
+		if l.Size(comm.PP) == 1 { // tokens; their embeddings
+			input, scratch = input+1, scratch+h
+		} else { // embeddings from the first stage
+			input += h
+		}
 	}
 	switch l.Recompute {
 	case moe.RecomputeExperts:

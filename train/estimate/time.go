@@ -274,8 +274,8 @@ func countingFLOPs(c moe.Config, l Layout, t Trainer, i int) float64 {
 	}
 	l.Recompute = moe.RecomputeNone
 	work, repeated := flops(c, l, i)
-	if i == l.Size(comm.PP)-1 {
-		work -= 6 * float64(c.VocabSize) * float64(c.HiddenSize)
+	if i == l.Size(comm.PP)-1 { // also of layers of multi-token prediction
+		work -= float64(1+c.PredictionLayers) * 6 * float64(c.VocabSize) * float64(c.HiddenSize)
 	}
 	return (work + repeated) / 3
 }

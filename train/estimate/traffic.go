@@ -336,6 +336,9 @@ func tensorTraffic(c moe.Config, i int, l Layout, t Trainer) []Exchange {
 // a separate message, the sums over layers for the losses of the router, and their gradients: 2E+2
 // numbers of 8 bytes. A forward pass that counts the choices of experts sends them again, and
 // with one group of layers a byte to the stage before.
+//
+// With layers of multi-token prediction, the first stage sends the embeddings that each of them
+// reads to the last stage, and gets their gradients; see [moe.Relay].
 func PipelineTraffic(c moe.Config, l Layout, t Trainer) []Exchange {
 	if l.Size(comm.PP) == 1 {
 		return nil
@@ -354,8 +357,16 @@ func PipelineTraffic(c moe.Config, l Layout, t Trainer) []Exchange {
 		calls *= 2
 		total += int64(l.MicroBatches()) * 8 * int64(2*c.Experts+2)
 	}
-	return []Exchange{exchange(ForPipeline, comm.OpSend, comm.PP, l.Size(comm.PP), calls+int(notes),
+	out := []Exchange{exchange(ForPipeline, comm.OpSend, comm.PP, l.Size(comm.PP), calls+int(notes),
 		int64(groups*l.Size(comm.PP)-1)*(int64(passes)*total+notes))}
+	if d := int64(c.PredictionLayers); d > 0 {
+		once := d * tokens * int64(c.HiddenSize) * int64(t.Activations)
+		forward := passes - 1
+		e := exchange(ForPipeline, comm.OpSend, comm.PP, l.Size(comm.PP), forward*l.MicroBatches(), int64(passes)*once)
+		e.most = int64(forward) * once // of the first stage
+		out = append(out, e)
+	}
+	return out
 }
 
 // Sizes in package train/votes, in bytes.
@@ -365,6 +376,7 @@ const (
 	tallyHead    = 4*8 + 7*4 + 3*28 // of the sums of a stage, with 3 slow ranks, without entropies
 	tallySection = 4                // between sections, in addition to the sums, for each section
 	tallySource  = 3 * 8            // in the sums of the last stage, for each source
+	votePredict  = 2 * 8            // in both of the last stage, for each layer of multi-token prediction
 	decisionSize = 4 * 8            // what rank 0 tells all ranks, and for each stage:
 	decisionMore = 8
 )
@@ -531,6 +543,7 @@ func (l Layout) voteBytes(c moe.Config, stage int) (vote, tally, added, counts i
 	if stage == l.Size(comm.PP)-1 {
 		vote += voteRow * int64(l.Sequences())
 		tally += tallySource*int64(max(1, l.Sources)) + int64(fingerprint.HasherBytes)
+		vote, tally = vote+votePredict*int64(c.PredictionLayers), tally+votePredict*int64(c.PredictionLayers)
 	}
 	n, width := layers*int64(c.Experts), bits.Len64(uint64(l.BatchSize)*uint64(l.SequenceLength))
 	return vote, tally, 8 * over(n, int64(64/width)), over(n*int64(width), 8)

@@ -45,7 +45,7 @@ type Options struct {
 // weight · margin.
 func Model(ctx context.Context, m *moe.Model, data *blend.Data, o Options) (record.Evaluation, error) {
 	mesh := comm.NewSingleMesh()
-	p, err := pipeline.New(mesh, nil, m, data.SequenceLength)
+	p, err := pipeline.New(mesh, nil, nil, m, data.SequenceLength)
 	if err != nil {
 		return record.Evaluation{}, err
 	}

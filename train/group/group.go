@@ -149,6 +149,9 @@ type Group struct {
 	// Back is a second communicator of [comm.PP], if stages have several groups of layers; or nil.
 	Back *comm.Comm
 
+	// Embeddings is another communicator of [comm.PP], with Options.Embeddings; or nil.
+	Embeddings *comm.Comm
+
 	Hosts   []string // of each rank
 	sharing int      // ranks on the same processors of this host, including this rank
 
@@ -161,6 +164,7 @@ type Options struct {
 	InnerReplicas int         // for [comm.Mesh.SetInner]; 0 means 1
 	SequenceRanks int         // ranks of Heads; 0 means 1
 	VirtualStages int         // groups of layers of a pipeline stage; 0 means 1
+	Embeddings    bool        // the first and the last pipeline stage exchange embeddings
 	Nested        bool        // gradients are summed inside WithinTensor first, and then Across
 	Hosts         *comm.Hosts // of all ranks, which then run in this process; nil: their machines
 }
@@ -205,6 +209,9 @@ func New(ctx context.Context, world *comm.Comm, shape comm.Shape, options Option
 	}
 	if err == nil && options.VirtualStages > 1 {
 		g.Back, err = mesh.Split(ctx, comm.PP)
+	}
+	if err == nil && options.Embeddings && mesh.Size(comm.PP) > 1 {
+		g.Embeddings, err = mesh.Split(ctx, comm.PP)
 	}
 	if err != nil {
 		g.Close()

@@ -23,6 +23,7 @@ import (
 type Pipeline struct {
 	group  *comm.Comm // a rank's number in it is its stage
 	back   *comm.Comm // the same ranks, for gradients
+	ends   *comm.Comm // the same ranks, for embeddings of the first and the last group of layers
 	groups int        // of layers of each stage
 	Model  *moe.Model
 	device xpu.Device
@@ -31,9 +32,10 @@ type Pipeline struct {
 
 	experts bool // other ranks have experts of this stage, so each pass needs all ranks
 
-	in, out relay       // of the current batch
-	none    *moe.Relay  // for a batch without rows
-	slots   []slotState // of the model
+	in, out    relay       // of the current batch
+	embeddings buffer      // of in or out, for a batch with layers of multi-token prediction
+	none       *moe.Relay  // for a batch without rows
+	slots      []slotState // of the model
 
 	nonFinite bool // this stage computed non-finite values from finite input
 }
@@ -41,16 +43,23 @@ type Pipeline struct {
 // A relay has memory for the hidden states of the largest batch so far.
 type relay struct {
 	*moe.Relay
+	hidden buffer
+}
+
+// A buffer is memory for the largest matrix so far.
+type buffer struct {
 	memory xpu.Tensor
 	host   []float32 // for its data, if the device does not share memory with the host
 }
 
 // New returns the pipeline of a rank. With several groups of layers, back is another communicator
 // of the group [comm.PP]: with two stages, hidden states and gradients go to the same rank, in an
-// order that differs between the two.
-func New(mesh *comm.Mesh, back *comm.Comm, m *moe.Model, sequenceLength int) (*Pipeline, error) {
-	p := &Pipeline{group: mesh.Group(comm.PP), back: back, groups: m.LayerGroups(), Model: m, device: m.Device(),
-		length: sequenceLength, own: sequenceLength / m.Sequence().Size(), experts: mesh.Size(comm.EP) > 1}
+// order that differs between the two. If the model has layers of multi-token prediction and several
+// stages, embeddings is one more communicator of that group.
+func New(mesh *comm.Mesh, back, embeddings *comm.Comm, m *moe.Model, sequenceLength int) (*Pipeline, error) {
+	p := &Pipeline{group: mesh.Group(comm.PP), back: back, ends: embeddings, groups: m.LayerGroups(), Model: m,
+		device: m.Device(), length: sequenceLength, own: sequenceLength / m.Sequence().Size(),
+		experts: mesh.Size(comm.EP) > 1}
 	if p.groups == 1 {
 		p.back = p.group
 	}
@@ -66,10 +75,10 @@ func New(mesh *comm.Mesh, back *comm.Comm, m *moe.Model, sequenceLength int) (*P
 
 // Free releases the pipeline's device memory. The pipeline is unusable afterwards.
 func (p *Pipeline) Free() {
-	for _, r := range []*relay{&p.in, &p.out} {
-		if r.memory.Present() {
-			p.device.Release(r.memory)
-			r.memory = xpu.Tensor{}
+	for _, b := range []*buffer{&p.in.hidden, &p.out.hidden, &p.embeddings} {
+		if b.memory.Present() {
+			p.device.Release(b.memory)
+			b.memory = xpu.Tensor{}
 		}
 	}
 }
@@ -95,52 +104,89 @@ func (p *Pipeline) TakeNonFinite(losses []float64) bool {
 func (p *Pipeline) last(group int) bool  { return p.Last() && group == p.groups-1 }
 func (p *Pipeline) first(group int) bool { return p.group.Rank() == 0 && group == 0 }
 
-// pass runs a forward pass (step 1) or a backward pass (step -1) of a batch of rows rows in a group
-// of this stage's layers. compute gets the input of one neighbour and the output for the other, nil
-// without a neighbour. After an error of pass, the stage cannot communicate.
-func (p *Pipeline) pass(ctx context.Context, group, step, rows int, compute func(in, out *moe.Relay) error) error {
-	n, link, begins, ends := p.group.Size(), p.group, p.first(group), p.last(group)
-	if step < 0 {
+// A passed batch is a batch of a number of rows in a forward pass (step 1) or a backward pass (step
+// -1) through a group of this stage's layers.
+type passed struct {
+	group, step, rows int
+	predicts          bool // the pass includes layers of multi-token prediction
+}
+
+// forward describes a forward pass of training.
+func (p *Pipeline) forward(group, rows int) passed {
+	return passed{group, 1, rows, p.Model.Config().PredictionLayers > 0}
+}
+
+// pass runs the pass of a batch. compute gets the input of one neighbour and the output for the
+// other, nil without a neighbour. After an error of pass, the stage cannot communicate.
+//
+// With layers of multi-token prediction, the first and the last group of the model also exchange
+// embeddings and their gradients. They have a communicator of their own, so that the order of
+// messages between the same two stages is the order of the micro-batches.
+func (p *Pipeline) pass(ctx context.Context, b passed, compute func(in, out *moe.Relay) error) error {
+	n, link, begins, ends := p.group.Size(), p.group, p.first(b.group), p.last(b.group)
+	if b.step < 0 {
 		link, begins, ends = p.back, ends, begins
 	}
-	from, to := (p.group.Rank()-step+n)%n, (p.group.Rank()+step+n)%n
-	in, err := p.relay(&p.in, begins, rows)
+	from, to := (p.group.Rank()-b.step+n)%n, (p.group.Rank()+b.step+n)%n
+	in, err := p.relay(&p.in, begins, b.rows)
 	if err != nil {
 		return err
 	}
-	out, err := p.relay(&p.out, ends, rows)
+	out, err := p.relay(&p.out, ends, b.rows)
 	if err != nil {
 		return err
 	}
-	var received []float32
-	if in != nil && rows > 0 {
-		received = xpu.HostBuffer(in.Hidden, &p.in.host)
-		if err := comm.Recv(ctx, link, from, received); err != nil {
+	sends, receives := b.predicts && begins && !ends, b.predicts && ends && !begins // embeddings
+	otherEnd := n - 1 - p.group.Rank()
+	if sends || receives {
+		r := out
+		if receives {
+			r = in
+		}
+		if r.Embeddings, err = p.matrix(&p.embeddings, p.Model.Config().PredictionLayers*b.rows*p.own); err != nil {
 			return err
 		}
-		xpu.SetNumbers(p.device, in.Hidden, received)
+	}
+	var hidden, embeddings []float32 // received
+	if in != nil && b.rows > 0 {
+		if hidden, err = p.receive(ctx, link, from, in.Hidden, &p.in.hidden); err != nil {
+			return err
+		}
 		if len(in.Router) > 0 {
 			if err := comm.Recv(ctx, link, from, in.Router); err != nil {
 				return err
 			}
 		}
 	}
-	if p.own < p.length && !moe.Finite(received) {
+	if receives && b.rows > 0 {
+		if embeddings, err = p.receive(ctx, p.ends, otherEnd, in.Embeddings, &p.embeddings); err != nil {
+			return err
+		}
+	}
+	finite := func() bool { return moe.Finite(hidden) && moe.Finite(embeddings) }
+	if p.own < p.length && !finite() {
 		p.Model.NonFinite().Received = true
 	}
 	if err := compute(in, out); err != nil {
 		return err
 	}
-	if out == nil || rows == 0 {
+	if out == nil || b.rows == 0 {
 		return nil
 	}
-	sent, err := xpu.Numbers(ctx, p.device, out.Hidden, &p.out.host)
-	if err != nil {
-		return err
+	send := func(link *comm.Comm, to int, x xpu.Tensor, memory *buffer) error {
+		sent, err := xpu.Numbers(ctx, p.device, x, &memory.host)
+		if err != nil {
+			return err
+		}
+		p.nonFinite = p.nonFinite || !moe.Finite(sent) && finite() && !p.Model.NonFinite().Received
+		return comm.Send(ctx, link, to, sent)
 	}
-	p.nonFinite = p.nonFinite || !moe.Finite(sent) && (in == nil || moe.Finite(received)) &&
-		!p.Model.NonFinite().Received
-	if err := comm.Send(ctx, link, to, sent); err != nil {
+	if sends {
+		if err := send(p.ends, otherEnd, out.Embeddings, &p.embeddings); err != nil {
+			return err
+		}
+	}
+	if err := send(link, to, out.Hidden, &p.out.hidden); err != nil {
 		return err
 	}
 	if len(out.Router) > 0 {
@@ -149,28 +195,46 @@ func (p *Pipeline) pass(ctx context.Context, group, step, rows int, compute func
 	return nil
 }
 
+// receive receives the numbers of x from a stage, and returns them. memory is the buffer of x.
+func (p *Pipeline) receive(ctx context.Context, link *comm.Comm, from int, x xpu.Tensor, memory *buffer) ([]float32,
+	error) {
+	received := xpu.HostBuffer(x, &memory.host)
+	if err := comm.Recv(ctx, link, from, received); err != nil {
+		return nil, err
+	}
+	xpu.SetNumbers(p.device, x, received)
+	return received, nil
+}
+
 // relay returns r for a batch of rows rows, or nil if there is no neighbour. Relays without rows
 // are not sent.
-func (p *Pipeline) relay(r *relay, none bool, rows int) (*moe.Relay, error) {
+func (p *Pipeline) relay(r *relay, none bool, rows int) (_ *moe.Relay, err error) {
 	if none {
 		return nil, nil
 	}
-	tokens := rows * p.own
-	if !r.memory.Present() || tokens > r.memory.Dim(0) {
-		if r.memory.Present() {
-			p.device.Release(r.memory)
-		}
-		var err error
-		if r.memory, err = p.device.New(xpu.Float32, tokens, p.Model.Config().HiddenSize); err != nil {
-			r.memory = xpu.Tensor{}
-			return nil, err
-		}
+	r.Embeddings = xpu.Tensor{}
+	if r.Hidden, err = p.matrix(&r.hidden, rows*p.own); err != nil {
+		return nil, err
 	}
-	r.Hidden = r.memory.Rows(0, tokens)
 	if rows == 0 {
 		clear(r.Router)
 	}
 	return r.Relay, nil
+}
+
+// matrix returns a matrix of hidden states, or of embeddings, in a buffer.
+func (p *Pipeline) matrix(b *buffer, rows int) (xpu.Tensor, error) {
+	if !b.memory.Present() || rows > b.memory.Dim(0) {
+		if b.memory.Present() {
+			p.device.Release(b.memory)
+		}
+		var err error
+		if b.memory, err = p.device.New(xpu.Float32, rows, p.Model.Config().HiddenSize); err != nil {
+			b.memory = xpu.Tensor{}
+			return xpu.Tensor{}, err
+		}
+	}
+	return b.memory.Rows(0, rows), nil
 }
 
 // blank sets the output of a batch that cannot be computed to zeros. It returns relays without rows
@@ -185,6 +249,9 @@ func (p *Pipeline) blank(in, out *moe.Relay) (noneIn, noneOut *moe.Relay) {
 	}
 	if out != nil {
 		p.device.Zero(out.Hidden)
+		if out.Embeddings.Elements() > 0 {
+			p.device.Zero(out.Embeddings)
+		}
 		clear(out.Router)
 		noneOut = p.none
 	}
@@ -325,7 +392,7 @@ func (p *Pipeline) count(ctx context.Context, s Step) (counts [][]int64, failed 
 		}
 		first, end, batch := s.batch(next.batch)
 		p.Model.SelectLayers(next.group)
-		err := p.onlyForward(ctx, next.group, end-first, func(in, out *moe.Relay) error {
+		err := p.onlyForward(ctx, p.forward(next.group, end-first), func(in, out *moe.Relay) error {
 			if failed == nil {
 				own, err := p.Model.StageCounts(ctx, batch, in, out)
 				if err == nil {
@@ -361,18 +428,18 @@ func (p *Pipeline) count(ctx context.Context, s Step) (counts [][]int64, failed 
 // onlyForward is [Pipeline.pass] of a forward pass that no backward pass follows. With one group of
 // layers, a stage continues when the next stage has received the batch, so at most one batch waits
 // at a stage. With several groups, the stages wait for each other's earlier groups.
-func (p *Pipeline) onlyForward(ctx context.Context, group, rows int, compute func(in, out *moe.Relay) error) error {
+func (p *Pipeline) onlyForward(ctx context.Context, b passed, compute func(in, out *moe.Relay) error) error {
 	if p.groups > 1 {
-		return p.pass(ctx, group, 1, rows, compute)
+		return p.pass(ctx, b, compute)
 	}
-	return p.acknowledged(ctx, group, rows, compute)
+	return p.acknowledged(ctx, b, compute)
 }
 
 // acknowledged is [Pipeline.pass] of a forward pass that ends when the next stage has received the
 // batch.
-func (p *Pipeline) acknowledged(ctx context.Context, group, rows int, compute func(in, out *moe.Relay) error) error {
+func (p *Pipeline) acknowledged(ctx context.Context, b passed, compute func(in, out *moe.Relay) error) error {
 	note, n := []byte{1}, p.group.Size()
-	err := p.pass(ctx, group, 1, rows, func(in, out *moe.Relay) error {
+	err := p.pass(ctx, b, func(in, out *moe.Relay) error {
 		if in != nil {
 			if err := comm.Send(ctx, p.group, (p.group.Rank()-1+n)%n, note); err != nil {
 				return err
@@ -380,7 +447,7 @@ func (p *Pipeline) acknowledged(ctx context.Context, group, rows int, compute fu
 		}
 		return compute(in, out)
 	})
-	if err == nil && !p.last(group) {
+	if err == nil && !p.last(b.group) {
 		err = comm.Recv(ctx, p.group, (p.group.Rank()+1)%n, note)
 	}
 	return err
@@ -442,7 +509,7 @@ func (p *Pipeline) stages(ctx context.Context, s Step, options moe.BackwardOptio
 		slot := p.freeSlot()
 		slots[key{group, number}] = slot
 		p.Model.SelectLayers(group)
-		return p.pass(ctx, group, 1, end-first, func(in, out *moe.Relay) error {
+		return p.pass(ctx, p.forward(group, end-first), func(in, out *moe.Relay) error {
 			if failed == nil {
 				err := p.Model.StageForward(ctx, slot, batch, in, out)
 				if err == nil {
@@ -470,7 +537,9 @@ func (p *Pipeline) stages(ctx context.Context, s Step, options moe.BackwardOptio
 		computed := p.slots[slot].computed
 		p.slots[slot] = slotState{}
 		s.setPass(number, first, &options)
-		return p.pass(ctx, group, -1, end-first, func(in, out *moe.Relay) error {
+		b := p.forward(group, end-first)
+		b.step = -1
+		return p.pass(ctx, b, func(in, out *moe.Relay) error {
 			if !computed {
 				in, out = p.blank(in, out)
 				if !p.experts {
@@ -543,7 +612,7 @@ func (p *Pipeline) loss(ctx context.Context, batch moe.Batch, rows int) (stats m
 	var failed error
 	for group := range p.groups {
 		p.Model.SelectLayers(group)
-		err = p.acknowledged(ctx, group, rows, func(in, out *moe.Relay) error {
+		err = p.acknowledged(ctx, passed{group: group, step: 1, rows: rows}, func(in, out *moe.Relay) error {
 			if batch.Rows == rows && failed == nil {
 				var err error
 				if stats, err = p.Model.StageLoss(ctx, batch, in, out); err == nil {

@@ -54,7 +54,7 @@ func TestPipelineLoss(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			p, err := New(mesh, back, m, good.SequenceLength)
+			p, err := New(mesh, back, nil, m, good.SequenceLength)
 			if err != nil {
 				return err
 			}

@@ -227,8 +227,8 @@ func (v *Votes) tallyStages(ctx context.Context, m *record.StepMetrics) (err err
 		v.decisions[decideAux] += t.totals.Aux
 		v.decisions[decideZ] += t.totals.Z
 		v.place(m, stage, t.sums[:v.routerSums(stage)], counts)
-		setPredictionLoss(m, t.sums[v.routerSums(stage):])
-		v.Sources, v.Hasher = t.sources, t.hasher // the last stage has them
+		setPredictionLoss(m, t.sums[v.routerSums(stage):]) // of the last stage
+		v.Sources, v.Hasher = t.sources, t.hasher          // the last stage has them
 		v.decisions[decisionCount+stage] = float64(t.totals.Median)
 		for i, seconds := range t.totals.Times {
 			all[i] += seconds

@@ -67,8 +67,8 @@ type Votes struct {
 }
 
 // The vote of a rank, in 64-bit words: voteHead, the entropies of the routers of its stage, with a
-// capacity of experts the dropped choices of these layers, the loss and the number of targets of
-// each layer of multi-token prediction, and on the last stage voteRow for each of its positions.
+// capacity of experts the dropped choices of these layers, and on the last stage the loss and the
+// number of targets of each layer of multi-token prediction, and voteRow for each of its positions.
 const (
 	voteFailed = iota // 1 if the rank could not compute the step
 	voteTensor        // 1 + Own.Tensor
@@ -96,7 +96,7 @@ type Own struct {
 	NonFinite bool  // its pipeline stage has computed non-finite values from finite input
 	Seconds   record.RankSeconds
 
-	Predictions []Prediction // of each layer of multi-token prediction
+	Predictions []Prediction // of each layer of multi-token prediction; only of the last stage
 }
 
 // A Prediction has the sum of the cross entropies of a layer of multi-token prediction, and the
@@ -127,8 +127,14 @@ func (v *Votes) layers(stage int) int {
 }
 
 // sums returns the number of values of a stage that a tally adds one by one: the values of routers,
-// and two for each layer of multi-token prediction.
-func (v *Votes) sums(stage int) int { return v.routerSums(stage) + 2*v.model.PredictionLayers }
+// and of the last stage two for each layer of multi-token prediction.
+func (v *Votes) sums(stage int) int {
+	n := v.routerSums(stage)
+	if stage == v.stages-1 {
+		n += 2 * v.model.PredictionLayers
+	}
+	return n
+}
 
 // routerSums returns the number of entropies and dropped choices of a stage.
 func (v *Votes) routerSums(stage int) int {
