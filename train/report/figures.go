@@ -177,6 +177,7 @@ func sectionOf(name string, r *Run) section {
 		}
 	}
 	add("Loss by source", sourceLossFigure(r), evaluationFigure(r))
+	add("Multi-token prediction", predictionFigure(r))
 	add("Mixture", drawnFigure(r), cumulativeFigure(r))
 	speed := []page.Figure{
 		stepFigure(r, "Tokens per second", "Training speed of each step.", "tokens/s", true, false, speedCurve),
@@ -248,6 +249,35 @@ func sourceLossFigure(r *Run) page.Figure {
 		text += fmt.Sprintf(" Smoothed over about %.0f steps, weighted by samples.", span)
 	}
 	return page.Figure{Title: "Training", Text: text, Chart: chart.svg()}
+}
+
+// predictionFigure shows the losses of the layers of multi-token prediction, if the run has them.
+func predictionFigure(r *Run) page.Figure {
+	layers := 0
+	for i := range r.Spans {
+		layers = max(layers, len(r.Spans[i].predictions))
+	}
+	if layers == 0 {
+		return page.Figure{}
+	}
+	chart := lineChart{label: "loss of each layer of multi-token prediction over steps", width: half,
+		height: halfHeight, yLabel: "loss (nats per token)", marks: marksOf(r), until: float64(r.Next)}
+	for layer := range layers {
+		curve := smoothed(r, func(s *Span) mean {
+			if layer >= len(s.predictions) {
+				return mean{}
+			}
+			return s.predictions[layer]
+		})
+		chart.series = append(chart.series, curveSeries{name: fmt.Sprintf("%d tokens ahead", layer+2), colour: layer,
+			points: means(curve, curvePoints)})
+	}
+	text := "Mean cross entropy of the tokens that each layer of multi-token prediction predicts. The model itself " +
+		"predicts the next token."
+	if span := r.smoothSpan(); span > 1 {
+		text += fmt.Sprintf(" Smoothed over about %.0f steps.", span)
+	}
+	return page.Figure{Title: "Loss of multi-token prediction", Text: text, Chart: chart.svg()}
 }
 
 // sourceLoss returns the function that returns the loss of a source in a span.

@@ -113,6 +113,7 @@ type Step struct {
 	MFU             float64            // from 0 to 1; 0 in runs of older versions
 	SourceLoss      []float64          // in the order of Info.Sources; NaN for a source that the step did not draw
 	SourceSamples   []int64            // samples of the update, in the order of Info.Sources
+	PredictionLoss  []float64          // of each layer of multi-token prediction; 0 without predicted tokens
 	Balance         []record.Balance   // one for each layer with experts
 	RouterEntropy   []float64          // of each layer, nats; empty if not recorded
 	DroppedChoices  []float64          // of each layer, a fraction of all; empty without a capacity
@@ -230,6 +231,7 @@ type line struct {
 	Loss            *float64           `json:"loss"`
 	AuxLoss         float64            `json:"aux_loss"`
 	ZLoss           float64            `json:"z_loss"`
+	PredictionLoss  []float64          `json:"prediction_loss"`
 	GradNorm        float64            `json:"grad_norm"`
 	LearningRate    float64            `json:"learning_rate"`
 	Seconds         float64            `json:"seconds"`
@@ -405,7 +407,7 @@ func (p *parser) addStep(l *line) error {
 		GradNorm:     l.GradNorm,
 		LearningRate: l.LearningRate, Seconds: l.Seconds, TokensPerSecond: l.TokensPerSecond,
 		MFU: l.MFU, RouterEntropy: l.RouterEntropy, DroppedChoices: l.DroppedChoices, UpdateRatio: l.UpdateRatio,
-		Skipped: l.Skipped,
+		Skipped: l.Skipped, PredictionLoss: l.PredictionLoss,
 	}
 	if run.Done > 0 && s.Step != run.Next {
 		return fmt.Errorf("step %d follows step %d; lines are missing or repeated", s.Step, run.Next-1)

@@ -248,6 +248,37 @@ func TestParseSummaries(t *testing.T) {
 	}
 }
 
+// The losses of multi-token prediction are means over the steps that predict tokens and were not
+// skipped.
+func TestPredictionLosses(t *testing.T) {
+	with := func(step, losses string) string {
+		return strings.Replace(step, `"grad_norm"`, `"prediction_loss":`+losses+`,"grad_norm"`, 1)
+	}
+	text := headLine + with(step0, "[6,8]") + with(step1, "[0,0]") + with(step2, "[5,0]") +
+		with(strings.Replace(skippedStep2, `"step":2`, `"step":3`, 1), "[9,9]")
+	run, err := parse(strings.NewReader(text), "m")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all Span
+	for i := range run.Spans {
+		all.merge(&run.Spans[i])
+	}
+	if len(all.predictions) != 2 || all.predictions[0] != (mean{5.5, 2}) || all.predictions[1] != (mean{8, 1}) {
+		t.Errorf("means %v", all.predictions)
+	}
+	if page := render(t, run); !strings.Contains(page, "Loss of multi-token prediction") ||
+		!strings.Contains(page, "2 tokens ahead") || !strings.Contains(page, "3 tokens ahead") {
+		t.Error("the page does not show the losses")
+	}
+	if run, err = parse(strings.NewReader(headLine+step0), "m"); err != nil {
+		t.Fatal(err)
+	}
+	if strings.Contains(render(t, run), "ulti-token prediction") {
+		t.Error("the page of a run without predictions shows them")
+	}
+}
+
 // Steps whose positions are all skipped route nothing and have no record, also at the start of a
 // run.
 func TestParseEmptySteps(t *testing.T) {

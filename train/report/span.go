@@ -19,6 +19,7 @@ type Span struct {
 	curves        [curveCount]track
 	sourceLoss    []mean // weighted by samples
 	samples       []int64
+	predictions   []mean // losses of the layers of multi-token prediction, without skipped steps
 	maxOverMean   []mean // of each layer
 	balance       [balanceCount]mean
 	routerEntropy []mean // of each layer
@@ -127,6 +128,13 @@ func newSpan(s Step) Span {
 		m.add(y, float64(s.SourceSamples[i]))
 		span.sourceLoss = append(span.sourceLoss, m)
 	}
+	for _, y := range s.PredictionLoss {
+		var m mean
+		if s.Skipped == nil && y != 0 {
+			m.add(y, 1)
+		}
+		span.predictions = append(span.predictions, m)
+	}
 	span.addBalance(s.Balance)
 	span.routerEntropy, span.dropped = layerMeans(s.RouterEntropy), layerMeans(s.DroppedChoices)
 	if len(s.UpdateRatio) > 0 {
@@ -177,7 +185,7 @@ func (s *Span) addBalance(layers []record.Balance) {
 func (s *Span) merge(next *Span) {
 	s.Count += next.Count
 	s.SourceLoss, s.SourceSamples, s.Balance, s.RouterEntropy, s.UpdateRatio = nil, nil, nil, nil, nil
-	s.DroppedChoices = nil
+	s.DroppedChoices, s.PredictionLoss = nil, nil
 	for i := range s.curves {
 		s.curves[i].add(next.curves[i])
 	}
@@ -188,6 +196,7 @@ func (s *Span) merge(next *Span) {
 		s.samples[i] += n
 	}
 	addMeans(&s.sourceLoss, next.sourceLoss)
+	addMeans(&s.predictions, next.predictions)
 	addMeans(&s.maxOverMean, next.maxOverMean)
 	addMeans(&s.routerEntropy, next.routerEntropy)
 	addMeans(&s.dropped, next.dropped)
