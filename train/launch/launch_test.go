@@ -403,7 +403,7 @@ func TestRun(t *testing.T) {
 	}
 }
 
-// An attempt that ends before its first step, without a cause, has its hosts probed.
+// An attempt that ends before its first step, or without a known rank, has its hosts probed.
 func TestProbe(t *testing.T) {
 	for _, test := range []struct {
 		name    string
@@ -422,6 +422,10 @@ func TestProbe(t *testing.T) {
 		{"all hosts: no host is the cause", []script{setupFails(1)}, []string{"a", "b", "c"}, time.Minute, 2, Failed,
 			"aabb aabb", ""},
 		{"after a step", []script{fails(0, 3, 1), done(3, 5)}, []string{"b"}, time.Minute, 0, Done, "aabb aabb", ""},
+		{"after a step, by an unknown rank", []script{func(r *scripted) {
+			r.steps(0, 3)
+			r.exits <- Exit{Rank: -1, Code: 255} // of mpiexec
+		}, done(3, 5)}, []string{"b"}, time.Minute, 1, Done, "aabb aacc", "b"},
 		{"a wrong configuration", []script{setupFails(2)}, []string{"b"}, time.Minute, 0, Configuration, "aabb", ""},
 		{"no probe", []script{setupFails(1), done(0, 5)}, []string{"b"}, 0, 0, Done, "aabb aabb", ""},
 	} {

@@ -25,12 +25,13 @@ type prober interface {
 }
 
 // probe looks for hosts that do not start processes. It does so after an attempt that ended before
-// its first step, if no host is blamed or the attempt hung. If only some hosts fail, it takes them
-// out of use and blames the first. If all fail, the cause is not a host.
+// its first step, or for which no rank is known to be the cause, if no host is blamed or the
+// attempt hung. If only some hosts fail, it takes them out of use and blames the first. If all
+// fail, the cause is not a host.
 func (s *supervisor) probe(ctx context.Context, a *Attempt) {
 	p, ok := s.Start.(prober)
-	if !ok || s.ProbeLimit <= 0 || s.stopping || a.Outcome != Failed && a.Outcome != Hang || a.Steps > 0 ||
-		a.Outcome == Failed && a.Blamed != "" || a.genuine != "" {
+	if !ok || s.ProbeLimit <= 0 || s.stopping || a.Outcome != Failed && a.Outcome != Hang ||
+		a.Steps > 0 && a.Rank != nil && *a.Rank >= 0 || a.Outcome == Failed && a.Blamed != "" || a.genuine != "" {
 		return
 	}
 	hosts := slices.Compact(slices.Clone(a.Hosts))
