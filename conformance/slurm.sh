@@ -15,14 +15,7 @@ export PATH=$root/bin:$PATH:/usr/sbin
 
 say() { printf '== slurm: %s (%d s)\n' "$*" "$SECONDS"; }
 unavailable() { echo "slurm: $*" >&2; exit 75; }
-for program in munged slurmctld slurmd sbatch srun; do
-	if ! command -v $program >/dev/null; then
-		[ "$(id -u)" = 0 ] && command -v apt-get >/dev/null || unavailable "install slurm-wlm and munge; only root can do that here, with apt-get"
-		{ apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends slurm-wlm munge; } >/dev/null 2>&1 ||
-			unavailable "slurm-wlm and munge could not be installed (is there a network?)"
-		break
-	fi
-done
+conformance/slurmcluster.sh install || exit $?
 
 data=$(mktemp -d)
 export SLURM_CONF=$data/slurm.conf
@@ -36,54 +29,13 @@ cluster() { processes "SLURM_CONF=$SLURM_CONF"; }
 source conformance/cluster.bash
 
 say "start munged, slurmctld and four slurmd"
-mkdir -p "$data/state" "$data/log"
-chmod 755 "$data"
-(umask 077 && head -c 128 /dev/urandom >"$data/munge.key")
-ports=($(python3 -c '
-import socket
-sockets = [socket.socket() for _ in range(5)]
-for s in sockets: s.bind(("127.0.0.1", 0))
-print(*(s.getsockname()[1] for s in sockets))'))
-nodes=(127.0.0.11 127.0.0.12 127.0.0.13 127.0.0.14) # the names of nodes are addresses, which ranks can reach
-cat >"$SLURM_CONF" <<END
-ClusterName=mula
-SlurmctldHost=$(hostname)(127.0.0.1)
-SlurmctldPort=${ports[0]}
-SlurmUser=$(id -un)
-SlurmdUser=$(id -un)
-AuthType=auth/munge
-# a requeued job waits until the credentials of its first start are invalid
-AuthInfo=socket=$data/munge.sock,cred_expire=15
-StateSaveLocation=$data/state
-SlurmdSpoolDir=$data/spool-%n
-SlurmctldPidFile=$data/slurmctld.pid
-SlurmdPidFile=$data/slurmd-%n.pid
-SlurmctldLogFile=$data/log/slurmctld
-SlurmdLogFile=$data/log/slurmd-%n
-SlurmctldDebug=debug
-SlurmdParameters=config_overrides
-ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
-JobAcctGatherType=jobacct_gather/none
-SelectType=select/cons_tres
-SelectTypeParameters=CR_Core
-SwitchType=switch/none
-MpiDefault=none
-ReturnToService=2
-SlurmdTimeout=30
-NodeName=127.0.0.[11-14] NodeHostname=localhost NodeAddr=127.0.0.1 Port=$(IFS=,; echo "${ports[*]:1}") CPUs=16
-PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
-END
-force=()
-[ "$(id -u)" != 0 ] || force=(--force)
-munged "${force[@]}" --foreground --socket="$data/munge.sock" --key-file="$data/munge.key" --pid-file="$data/munged.pid" \
-	--log-file="$data/log/munged" --seed-file="$data/munged.seed" >"$data/log/munged.out" 2>&1 &
+mkdir "$data/log"
+nodes=(127.0.0.11 127.0.0.12 127.0.0.13 127.0.0.14)
+conformance/slurmcluster.sh run "$data" "${nodes[@]}" 2>"$data/log/cluster.out" &
 disown
-wait_for 60 test -S "$data/munge.sock" || unavailable "munged does not start: $(tail -n 3 "$data/log/munged.out")"
-slurmctld -D -i >"$data/log/slurmctld.out" 2>&1 &
-disown
+started() { [ -S "$data/munge.sock" ] && sinfo >/dev/null 2>&1; }
+wait_for 60 started || unavailable "the controller does not start: $(tail -n 3 "$data"/log/*.out)"
 start_node() { # the node's processes have its name in their environment, as the ranks of jobs have
-	mkdir -p "$data/spool-$1"
 	SLURMD_NODENAME=$1 slurmd -D -N "$1" >>"$data/log/slurmd-$1.out" 2>&1 &
 	disown
 }
