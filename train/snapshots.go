@@ -48,6 +48,9 @@ type snapshots struct {
 // restored implements observer. It removes what earlier processes have left.
 func (o *snapshots) restored(*checkpoint.Checkpoint, bool) error {
 	s := o.run.history.snapshots
+	if err := o.run.recordAttempt(s); err != nil {
+		return err
+	}
 	if err := errors.Join(s.RemoveTemporary(), s.RemoveUntil(o.run.history.saved)); err != nil {
 		o.run.warn("old snapshots could not be removed: %v", err)
 	}
@@ -92,6 +95,8 @@ type snapshotsRecord struct {
 	// ID names the snapshots that the run may resume from. A run that goes back has a new one, so
 	// that it does not resume from a snapshot of later steps on any host.
 	ID string `json:"id"`
+	// Attempts have written the steps in the records, the oldest first.
+	Attempts []checkpoint.SnapshotAttempt `json:"attempts,omitempty"`
 }
 
 // openSnapshots prepares the snapshots of the run, if it has some.
@@ -99,10 +104,10 @@ func (r *run) openSnapshots(ctx context.Context) error {
 	if r.config.Checkpoint.SnapshotEvery == 0 {
 		return nil
 	}
-	var id string
+	var saved snapshotsRecord
 	var err error
 	if r.leads() {
-		id, err = r.snapshotsID()
+		saved, err = r.readSnapshots()
 	}
 	if r.config.Checkpoint.SnapshotDir == "" && r.options.memory == nil && err == nil {
 		if info, statErr := os.Stat(memoryFolder); statErr != nil || !info.IsDir() {
@@ -113,45 +118,69 @@ func (r *run) openSnapshots(ctx context.Context) error {
 	if err := collective.Agree(ctx, r.ranks.World(), err); err != nil {
 		return err
 	}
-	return r.setSnapshots(ctx, id)
+	return r.setSnapshots(ctx, saved)
 }
 
-// snapshotsID returns the ID of the snapshots. It creates a missing one, except in a dry run, which
-// gets "".
-func (r *run) snapshotsID() (string, error) {
+// readSnapshots reads snapshots.json. It creates a missing one, except in a dry run, which gets the
+// ID "".
+func (r *run) readSnapshots() (snapshotsRecord, error) {
 	path := r.dir.Join(rundir.SnapshotsFile)
 	text, err := filesystem.ReadFile(r.dir.FS, path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist) && r.options.DryRun:
-		return "", nil
+		return snapshotsRecord{}, nil
 	case errors.Is(err, fs.ErrNotExist):
-		return r.newSnapshotsID()
+		saved := snapshotsRecord{ID: randomHex()}
+		return saved, r.writeSnapshots(saved)
 	case err != nil:
-		return "", err
+		return snapshotsRecord{}, err
 	}
 	var saved snapshotsRecord
 	if err := strictjson.Decode(text, &saved); err != nil {
-		return "", fmt.Errorf("%s: %w", path, err)
+		return saved, fmt.Errorf("%s: %w", path, err)
 	}
 	if _, err := hex.DecodeString(saved.ID); err != nil || saved.ID == "" {
-		return "", fmt.Errorf("%s: the id %q is not hexadecimal; remove the file to ignore older snapshots", path,
+		return saved, fmt.Errorf("%s: the id %q is not hexadecimal; remove the file to ignore older snapshots", path,
 			saved.ID)
 	}
-	return saved.ID, nil
+	return saved, nil
 }
 
-// newSnapshotsID writes a new ID and returns it.
-func (r *run) newSnapshotsID() (string, error) {
-	saved := snapshotsRecord{randomHex()}
+// writeSnapshots writes snapshots.json.
+func (r *run) writeSnapshots(saved snapshotsRecord) error {
 	text, err := json.Marshal(saved)
 	if err != nil {
-		return "", err
+		return err
 	}
 	out, path := atomicfile.On(r.dir.FS), r.dir.Join(rundir.SnapshotsFile)
 	if err := out.WriteFile(path, append(text, '\n')); err != nil {
-		return "", err
+		return err
 	}
-	return saved.ID, out.SyncDir(r.dir.Path)
+	return out.SyncDir(r.dir.Path)
+}
+
+// recordAttempt adds this start to snapshots.json, before it does a step. Newer snapshots of
+// earlier attempts than the state from which the run resumes are not used any more: the records of
+// their steps will be replaced.
+func (r *run) recordAttempt(s *checkpoint.Snapshots) error {
+	if !r.leads() {
+		return nil
+	}
+	earlier := s.Attempts
+	if len(earlier) == 0 {
+		earlier = []checkpoint.SnapshotAttempt{{}} // of an older version
+	}
+	var attempts []checkpoint.SnapshotAttempt
+	for _, a := range earlier {
+		if a.Until == 0 || a.Until > r.state.Step {
+			a.Until = r.state.Step
+		}
+		if a.Name != s.Attempt() && a.Until > max(r.history.saved, 0) { // else the checkpoint is newer
+			attempts = append(attempts, a)
+		}
+	}
+	s.Attempts = append(attempts, checkpoint.SnapshotAttempt{Name: s.Attempt()})
+	return r.writeSnapshots(snapshotsRecord{s.Run(), s.Attempts})
 }
 
 func randomHex() string {
@@ -163,18 +192,22 @@ func randomHex() string {
 // snapshotFolder returns the folder of each host for snapshots.
 func (r *run) snapshotFolder() string { return cmp.Or(r.config.Checkpoint.SnapshotDir, memoryFolder) }
 
-// setSnapshots sets the snapshots of the run. id is their name on rank 0; the run has none if it is
-// "".
-func (r *run) setSnapshots(ctx context.Context, id string) error {
-	names := [2]string{id, randomHex()}
+// setSnapshots sets the snapshots of the run. saved is snapshots.json on rank 0. The run has none
+// if the ID is "".
+func (r *run) setSnapshots(ctx context.Context, saved snapshotsRecord) error {
+	names := struct {
+		Saved   snapshotsRecord
+		Attempt string
+	}{saved, randomHex()}
 	if err := collective.Broadcast(ctx, r.ranks.World(), &names); err != nil {
 		return err
 	}
-	if names[0] == "" {
+	if names.Saved.ID == "" {
 		return nil
 	}
-	r.history.snapshots = checkpoint.NewSnapshots(r.options.memory, r.snapshotFolder(), names[0], names[1],
+	r.history.snapshots = checkpoint.NewSnapshots(r.options.memory, r.snapshotFolder(), names.Saved.ID, names.Attempt,
 		r.ranks.Hosts, r.ranks.Rank())
+	r.history.snapshots.Attempts = names.Saved.Attempts
 	return nil
 }
 
@@ -185,10 +218,10 @@ func (r *run) renameSnapshots(ctx context.Context) error {
 	if old == nil {
 		return nil
 	}
-	var id string
+	saved := snapshotsRecord{ID: randomHex()}
 	var err error
 	if r.leads() {
-		id, err = r.newSnapshotsID()
+		err = r.writeSnapshots(saved)
 	}
 	if err := collective.Agree(ctx, r.ranks.World(), err); err != nil {
 		return err
@@ -196,7 +229,7 @@ func (r *run) renameSnapshots(ctx context.Context) error {
 	if err := old.Remove(); err != nil {
 		r.warn("old snapshots could not be removed: %v", err)
 	}
-	return r.setSnapshots(ctx, id)
+	return r.setSnapshots(ctx, saved)
 }
 
 // removeSnapshots removes the snapshots of the run on this rank's host, when the run has a

@@ -341,31 +341,49 @@ func TestSnapshotsDeath(t *testing.T) {
 }
 
 // A run that resumed from an older state, on hosts without the snapshots, does not use them when
-// their hosts return, until its records have their steps again.
+// their hosts return: it has replaced the records of their steps, and the new records may be wrong.
 func TestSnapshotsOfReturningHosts(t *testing.T) {
 	longtest.SkipIfShort(t)
 	t.Parallel()
 	plan := makePlan(t, t.TempDir(), "plan.json", "")
-	c := snapshotsConfig(t, plan, LayoutConfig{DP: 1, EP: 2}, "")
+	c := snapshotsConfig(t, plan, LayoutConfig{DP: 1, EP: 2, CheckReplicasEvery: 100}, "")
 	unbroken := c
 	unbroken.Output, unbroken.Checkpoint.SnapshotEvery = filepath.Join(t.TempDir(), "run"), 0
 	mustRun(t, unbroken, Options{})
 	die(t, c, "a b", 9, Options{})
 	memory := c.Checkpoint.SnapshotDir
-	for steps, want := range map[int64]string{6: "step-00000005", 9: "snapshot-00000008"} {
-		c.Checkpoint.SnapshotDir = t.TempDir()
-		die(t, c, "c d", steps, Options{}) // from the checkpoint of step 5
+	for name, there := range map[string]func(c Config){ // from the checkpoint of step 5
+		"after 6 steps": func(c Config) { die(t, c, "c d", 6, Options{}) },
+		"after 9 steps": func(c Config) { die(t, c, "c d", 9, Options{}) },
+		"wrong": func(c Config) {
+			_, err := Run(t.Context(), c, Options{hosts: comm.NewHosts([]string{"c", "d"}), atStep: func(r *run) {
+				if r.state.Step == 7 && r.leads() {
+					for _, b := range r.model.Buckets() {
+						if !b.Divided {
+							b.Weight.Floats()[0] += 0.25
+							break
+						}
+					}
+				}
+			}})
+			if err == nil || !strings.Contains(err.Error(), "replicated weights differ") {
+				t.Fatalf("%v; the comparison of replicas must fail", err)
+			}
+		},
+	} {
 		again := c
 		again.Output, again.Checkpoint.SnapshotDir = filepath.Join(t.TempDir(), "run"), t.TempDir()
-		for to, from := range map[string]string{again.Output: c.Output, again.Checkpoint.SnapshotDir: memory} {
-			if err := os.CopyFS(to, os.DirFS(from)); err != nil {
-				t.Fatal(err)
-			}
+		if err := os.CopyFS(again.Output, os.DirFS(c.Output)); err != nil {
+			t.Fatal(err)
 		}
-		if result, _ := resume(t, again, "a b"); result.Resumed != want {
-			t.Errorf("after %d steps: resumed from %q, want %q", steps, result.Resumed, want)
+		there(again)
+		if err := os.CopyFS(again.Checkpoint.SnapshotDir, os.DirFS(memory)); err != nil {
+			t.Fatal(err)
 		}
-		sameRun(t, want, unbroken.Output, again.Output)
+		if result, _ := resume(t, again, "a b"); result.Resumed != "step-00000005" {
+			t.Errorf("%s: resumed from %q, want the checkpoint", name, result.Resumed)
+		}
+		sameRun(t, name, unbroken.Output, again.Output)
 	}
 }
 

@@ -39,15 +39,41 @@ import (
 //
 // All ranks of a run call the methods that have a group.
 type Snapshots struct {
+	// Attempts have written the steps in the records of the run. Find ignores snapshots of others.
+	// None: Find does not compare attempts.
+	Attempts []SnapshotAttempt
+
 	fsys    filesystem.FS
 	dir     string // of this rank's host
 	run     string // names the run
-	attempt string // part of the names of temporary directories; other processes have others
+	attempt string // also part of the names of temporary directories; other processes have others
 	hosts   []string
 	first   bool  // this rank is the first of its host
 	to      int   // the rank that copies the files of this rank; -1 for none
 	from    []int // the ranks whose files this rank copies
 	careful bool  // Find hashes files
+}
+
+// A SnapshotAttempt is one start of all ranks of a run, which may write snapshots. If the run
+// resumes from an older state than a snapshot, it does the steps of the snapshot again and replaces
+// their records. The snapshot may be on a host that the run does not use then. It must not be used
+// later, because a failed machine may have written other records.
+type SnapshotAttempt struct {
+	Name  string `json:"name"`            // "" for snapshots of versions that wrote no names
+	Until int64  `json:"until,omitempty"` // the largest step of a snapshot that may be used; 0: no limit
+}
+
+// Run returns the name of the run.
+func (s *Snapshots) Run() string { return s.run }
+
+// Attempt returns the name of the current attempt.
+func (s *Snapshots) Attempt() string { return s.attempt }
+
+// usable reports whether a snapshot of an attempt may be used.
+func (s *Snapshots) usable(attempt string, step int64) bool {
+	return len(s.Attempts) == 0 || slices.ContainsFunc(s.Attempts, func(a SnapshotAttempt) bool {
+		return a.Name == attempt && (a.Until == 0 || step <= a.Until)
+	})
 }
 
 // NewSnapshots returns the snapshots of a run for one rank. folder is a folder of the rank's host,
@@ -102,6 +128,7 @@ type snapshotManifest struct {
 type snapshotContent struct {
 	Format     int                     `json:"format"`
 	Run        string                  `json:"run"`
+	Attempt    string                  `json:"attempt,omitempty"`
 	Checkpoint int64                   `json:"checkpoint"` // step of the newest checkpoint then; -1 for none
 	State      State                   `json:"state"`
 	Files      map[string]snapshotFile `json:"files"`
@@ -206,8 +233,8 @@ func (s *Snapshots) Save(ctx context.Context, world *comm.Comm, state State, sha
 func (s *Snapshots) describe(ctx context.Context, world *comm.Comm, c *writer, written writtenFiles, state State,
 	newest int64) (text json.RawMessage, err error) {
 	_, err = collective.Decide(ctx, world, written, func(all []writtenFiles) ([]struct{}, error) {
-		content := snapshotContent{Format: snapshotFormat, Run: s.run, Checkpoint: newest, State: state,
-			Files: map[string]snapshotFile{}, Model: c.model, Optimizer: *c.state}
+		content := snapshotContent{Format: snapshotFormat, Run: s.run, Attempt: s.attempt, Checkpoint: newest,
+			State: state, Files: map[string]snapshotFile{}, Model: c.model, Optimizer: *c.state}
 		content.State.Format = format
 		weights, err := c.combined(all)
 		if err != nil {
@@ -593,7 +620,8 @@ func (s *Snapshots) list(ctx context.Context, wanted func(step int64) bool, know
 			err = fmt.Errorf("%s: %w", filepath.Join(dir, manifestFile), err)
 			list = append(list, hostedSnapshot{Step: step, Error: err.Error()})
 			continue
-		case content.Run != s.run || content.State.Step != step || content.Checkpoint > known:
+		case content.Run != s.run || content.State.Step != step || content.Checkpoint > known,
+			!s.usable(content.Attempt, step):
 			continue
 		}
 		h := hostedSnapshot{Step: step, SHA256: fmt.Sprintf("%x", sha256.Sum256(text)), Count: len(content.Files)}
