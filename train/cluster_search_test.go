@@ -61,7 +61,7 @@ func TestSimulateCluster(t *testing.T) {
 		usual = 1
 	}
 	if s.Test(t, longtest.Rounds(usual, 500)) {
-		s.Finds(t, manifestFirst.String(), 20)
+		s.Finds(t, trustOneRank.String(), 20)
 		texts := strings.Join(s.Replay(t, hotSeed), "\n")
 		if !strings.Contains(texts, "a hot spare on host-2 takes over") {
 			t.Errorf("no hot spare takes over:\n%s", texts)
