@@ -430,7 +430,7 @@ func (c *cluster) checkAttempts(attempts []launch.Attempt) {
 			hosts := slices.Clone(a.Hosts)
 			lost := g.resumed(a.From, hosts)
 			for _, r := range a.Replaced {
-				g.ended(r.Step)
+				g.done = r.Step
 				for i, rank := range r.Ranks {
 					hosts[rank] = r.Hosts[i]
 				}
@@ -438,7 +438,7 @@ func (c *cluster) checkAttempts(attempts []launch.Attempt) {
 					lost = max(lost, g.resumed(r.From, hosts))
 				}
 			}
-			g.ended(a.Step)
+			g.done = a.Step
 			if lost > every {
 				c.problem("%d steps were lost, and there is a snapshot every %d steps", lost, every)
 			}
@@ -458,6 +458,10 @@ type groupSteps struct {
 // resumed begins a group at a step. It returns the number of steps that the run has lost, if the
 // hosts have a snapshot.
 func (g *groupSteps) resumed(from int64, hosts []string) (lost int64) {
+	// The launcher may have read the heartbeat before the last steps, whose snapshot is there.
+	if max(g.done, from)/g.every > g.from/g.every {
+		g.stored = g.hosts
+	}
 	missing := 0
 	for _, host := range slices.Compact(slices.Sorted(slices.Values(g.stored))) {
 		if !slices.Contains(hosts, host) {
@@ -469,14 +473,6 @@ func (g *groupSteps) resumed(from int64, hosts []string) (lost int64) {
 	}
 	g.from, g.hosts = from, slices.Clone(hosts)
 	return lost
-}
-
-// ended ends the group after a number of steps.
-func (g *groupSteps) ended(done int64) {
-	if done/g.every > g.from/g.every {
-		g.stored = g.hosts
-	}
-	g.done = done
 }
 
 // keepsSnapshots reports whether the faults are deaths of processes, which leave a snapshot.
