@@ -206,6 +206,11 @@ type BackwardOptions struct {
 	// al. 2023, arXiv 2305.14342, algorithm 2). The losses in Stats are then the losses of the
 	// drawn targets.
 	//
+	// Each layer of multi-token prediction has drawn targets of its own, from its own distribution.
+	// Their losses have the weight √(λ/D) instead of λ/D. Draws are independent, so the mean of the
+	// square of the gradient is then a sum: the curvature of the model's loss, and λ/D times the
+	// curvature of the layers' losses.
+	//
 	// The drawn target of position i depends only on its logits, SampleSeed and FirstTarget+i. Set
 	// FirstTarget to the number of inputs in the preceding micro-batches; the step then draws the
 	// same targets for every division into micro-batches. Ranks that share the rows have different

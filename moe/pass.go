@@ -71,9 +71,6 @@ func (m *Model) stepSize(batch Batch, opts BackwardOptions) (stepSize, error) {
 	}
 	_, sequenceRanks := m.parallel.sequenceRanks()
 	switch {
-	case opts.SampleTargets && m.cfg.PredictionLayers > 0:
-		return stepSize{}, fmt.Errorf("targets cannot be drawn for the %d layers of multi-token prediction, whose "+
-			"losses have another weight; use a model without them", m.cfg.PredictionLayers)
 	case opts.Loss.Aux == AuxGlobal && opts.StepCounts == nil &&
 		(opts.Targets != 0 && step.tokens != own.tokens || sequenceRanks > 1):
 		return stepSize{}, errors.New("the load-balancing loss over the global batch needs the counts of the whole " +

@@ -2,6 +2,7 @@ package moe
 
 import (
 	"context"
+	"math"
 	"slices"
 
 	"mula/xpu"
@@ -233,14 +234,23 @@ func (m *Model) inputNorms(k int) (hidden, embedding xpu.Norm) {
 		m.residualNorm(p.embeddingNorm, xpu.Tensor{}, of.embeddingRStd)
 }
 
+// predictionSeeds times k+1 is added to [BackwardOptions.SampleSeed] for layer k of multi-token
+// prediction.
+const predictionSeeds = 0x9e3779b97f4a7c15
+
 // predictionLosses computes the losses of the layers of multi-token prediction, and adds to the
 // gradient of the head. It sets ws.dn to the gradients of the head's inputs; ws.dh has the first.
 func (m *Model) predictionLosses(opts BackwardOptions, size stepSize) {
 	w, n := &m.ws, len(m.ws.predicted)
-	scale := opts.Loss.PredictionCoefficient / float64(n) / float64(size.targets)
+	weight := opts.Loss.PredictionCoefficient / float64(n)
+	if opts.SampleTargets { // the square of the gradient has the weight
+		weight = math.Sqrt(weight)
+	}
+	scale, seed := weight/float64(size.targets), opts.SampleSeed
 	m.dev.Copy(w.dn[0], w.dh)
 	for k := range w.predicted {
 		m.dev.Normalize(w.h, w.predicted[k].out, m.predictionNorm(k), true)
+		opts.SampleSeed = seed + uint64(k+1)*predictionSeeds
 		m.crossEntropy(opts, scale, func(t int) int32 {
 			row, i := m.rowPosition(t)
 			_, target := w.batch.predicted(row, i, k)

@@ -412,11 +412,10 @@ func TestPredictionsRefuse(t *testing.T) {
 	}
 	m := newModel(t, cfg, 1)
 	batch := randomBatch(cfg, 1, 4, 1)
-	for _, opts := range []BackwardOptions{{SampleTargets: true}, {Loss: LossOptions{PredictionCoefficient: -1}}} {
-		if _, err := m.Backward(t.Context(), batch, opts); err == nil || !strings.Contains(err.Error(),
-			"multi-token prediction") {
-			t.Errorf("error %v of %+v", err, opts)
-		}
+	negative := BackwardOptions{Loss: LossOptions{PredictionCoefficient: -1}}
+	if _, err := m.Backward(t.Context(), batch, negative); err == nil ||
+		!strings.Contains(err.Error(), "multi-token prediction") {
+		t.Errorf("error %v of a negative coefficient", err)
 	}
 	cfg.Layers = 2
 	pipe := newPipeline(t, cfg, 2, 1, Parallel{})
@@ -435,6 +434,65 @@ func TestPredictionsRefuse(t *testing.T) {
 	}
 	if _, err := first.StageLoss(t.Context(), batch, nil, relay); err != nil {
 		t.Errorf("a loss needs embeddings: %v", err)
+	}
+}
+
+// The model and each layer draw different targets, also if all have the same distribution.
+func TestPredictionsDrawTargets(t *testing.T) {
+	var drawn [][]int32 // by the last layer of models with 0, 1 and 2 layers
+	for d := range 3 {
+		cfg := predicting(t)
+		cfg.PredictionLayers = d
+		m := newModel(t, cfg, 1)
+		randomize(m, 1)
+		clear(byName(m, headName).Weight.Floats())
+		batch := randomBatch(cfg, 4, 32, 2)
+		if _, err := m.Backward(t.Context(), batch, BackwardOptions{SampleTargets: true, SampleSeed: 7}); err != nil {
+			t.Fatal(err)
+		}
+		drawn = append(drawn, drawnTargets(t, m))
+		for before := range d {
+			same, all := 0, 0
+			for i, id := range drawn[d] {
+				if id >= 0 && drawn[before][i] >= 0 {
+					all++
+					if id == drawn[before][i] {
+						same++
+					}
+				}
+			}
+			if all < 100 || same > 10 {
+				t.Errorf("layers %d and %d draw %d of %d targets alike", before, d, same, all)
+			}
+		}
+	}
+}
+
+// With drawn targets, the mean of the square of the gradient is the curvature of the model's loss
+// and λ/D times the curvature of the layers' losses, so it is linear in λ.
+func TestPredictionsCurvature(t *testing.T) {
+	longtest.SkipIfShort(t)
+	cfg := predicting(t)
+	m := newModel(t, cfg, 1)
+	randomize(m, 1)
+	batch := randomBatch(cfg, 8, 12, 2)
+	const draws = 40
+	square := func(coefficient float64) (sum float64) {
+		for seed := range uint64(draws) {
+			if _, err := m.Backward(t.Context(), batch, BackwardOptions{First: true, SampleTargets: true,
+				SampleSeed: 1000 * seed, Loss: LossOptions{PredictionCoefficient: coefficient}}); err != nil {
+				t.Fatal(err)
+			}
+			for _, v := range byName(m, headName).Grad.Floats() {
+				sum += float64(v) * float64(v) / draws
+			}
+		}
+		return sum
+	}
+	none, one, nine := square(0), square(1), square(9)
+	if ratio := (nine - none) / (one - none); !(one > 1.1*none) || math.Abs(ratio-9) > 1 {
+		t.Errorf("means of squares %v, %v and %v for coefficients 0, 1 and 9: ratio %v, want about 9", none, one, nine,
+			ratio)
 	}
 }
 

@@ -139,6 +139,14 @@ type PredictionLossConfig struct {
 	Coefficient *float64 `yaml:"coefficient,omitempty"` // default 0.3
 }
 
+// coefficient returns the coefficient, 0 without layers of multi-token prediction.
+func (c PredictionLossConfig) coefficient() float64 {
+	if c.Coefficient == nil {
+		return 0
+	}
+	return *c.Coefficient
+}
+
 // defaultPredictionCoefficient is the coefficient of the first 10T tokens of DeepSeek-V3.
 const defaultPredictionCoefficient = 0.3
 
@@ -738,11 +746,6 @@ func (c *Config) checkPredictions() (errs []error) {
 	if coefficient := c.PredictionLoss.Coefficient; coefficient != nil && n == 0 {
 		errs = append(errs, strictyaml.Invalid("prediction_loss.coefficient", "is %v, but the model has no layers of "+
 			"multi-token prediction; set %s, or remove the coefficient", *coefficient, field))
-	}
-	if c.Optimizer.Name == optimizer.SophiaG && n > 0 {
-		errs = append(errs, strictyaml.Invalid("optimizer.name", "is %q, but %s is %d, and the estimate of the "+
-			"curvature does not include the losses of multi-token prediction; use another optimizer, or set %[2]s "+
-			"to 0", c.Optimizer.Name, field, n))
 	}
 	return errs
 }

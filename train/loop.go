@@ -774,9 +774,7 @@ func (r *run) backward(ctx context.Context, m *record.StepMetrics) error {
 	options := moe.BackwardOptions{Targets: max(1, r.batch.targets), Tokens: m.Tokens, Loss: moe.LossOptions{
 		Aux: r.config.AuxLoss.Form, AuxCoefficient: r.config.AuxLoss.Coefficient,
 		ZCoefficient: r.config.ZLoss.Coefficient}}
-	if c := r.config.PredictionLoss.Coefficient; c != nil {
-		options.Loss.PredictionCoefficient = *c
-	}
+	options.Loss.PredictionCoefficient = r.config.PredictionLoss.coefficient()
 	var predictions []votes.Prediction
 	if r.pipeline.Last() {
 		predictions = make([]votes.Prediction, r.config.Model.PredictionLayers)
@@ -995,7 +993,8 @@ func (r *run) checkReplicas(ctx context.Context, compare bool) error {
 // fault, the next step reports an error.
 func (r *run) curvature(ctx context.Context, tokens, targets int64, limit float64) error {
 	options := moe.BackwardOptions{Targets: targets, Tokens: tokens, SampleTargets: true,
-		SampleSeed: stepSeed(r.config.Seed, r.state.Step)}
+		SampleSeed: stepSeed(r.config.Seed, r.state.Step),
+		Loss:       moe.LossOptions{PredictionCoefficient: r.config.PredictionLoss.coefficient()}}
 	if err := r.sumGradients(ctx, options, func([]votes.Row, moe.Stats) {}); err != nil {
 		return fmt.Errorf("curvature estimate: %w", err)
 	}
