@@ -8,10 +8,6 @@ import (
 	"testing"
 
 	"mula/internal/longtest"
-	"mula/xpu"
-	"mula/xpu/comm"
-	"mula/xpu/cpu"
-	"mula/xpu/discrete"
 )
 
 // limited returns a family's model with a capacity of experts, and a batch of its training.
@@ -76,30 +72,7 @@ func TestCapacityAgainstReference(t *testing.T) {
 // ranks, also if ranks share sequences.
 func TestCapacityBits(t *testing.T) {
 	c, batch := limited(t, "deepseek_v3")
-	var want []float32
-	for i, dev := range []xpu.Device{cpu.New(1, xpu.FP32), cpu.New(3, xpu.FP32), discrete.New(cpu.New(2, xpu.FP32))} {
-		t.Cleanup(dev.Close)
-		m := newModelOn(t, dev, c)
-		randomize(m, 1)
-		for _, level := range levels {
-			m.SetRecompute(level)
-			m.ZeroGradients()
-			if _, err := m.Backward(t.Context(), batch, BackwardOptions{Loss: fullLoss(c)}); err != nil {
-				t.Fatal(err)
-			}
-			var all []float32
-			for _, b := range m.Buckets() {
-				all = append(all, numbers(t, m, b.Grad)...)
-			}
-			if want == nil {
-				want = all
-			}
-			if !slices.Equal(all, want) {
-				t.Errorf("device %d, %s: other bits", i, level)
-			}
-		}
-	}
-
+	checkSameBits(t, c, batch)
 	opts := BackwardOptions{Targets: int64(batch.targets()), Tokens: int64(batch.Rows * batch.SequenceLength)}
 	whole := newModel(t, c, 2)
 	randomize(whole, 1)
@@ -125,20 +98,8 @@ func TestCapacityBits(t *testing.T) {
 			}
 		}
 	}
-	for _, cp := range []int{1, 2} {
-		shape := comm.NewShape(map[comm.Axes]int{comm.EP: 2, comm.TP: 2 / cp, comm.ExpertDP: cp})
-		g := newTensorRanks(t, func() xpu.Device { return cpu.New(1, xpu.FP32) }, c, shape, cp)
-		var batches []Batch
-		for r := range shape.Ranks() {
-			batches = append(batches, rows[r/2])
-		}
-		for _, m := range g.models {
-			for _, p := range m.params {
-				m.dev.Write(p.Weight, sliceOf(p, byName(whole, p.Name).Weight.Floats()))
-			}
-		}
-		checkDropped(t, fmt.Sprint("cp ", cp), all, g.backward(t, batches, opts))
-		compareSlices(t, g, whole, 1e-5)
+	for i, stats := range compareSharing(t, c, whole, rows, opts) {
+		checkDropped(t, fmt.Sprint("ranks that share rows, case ", i), all, stats)
 	}
 }
 

@@ -312,3 +312,32 @@ func TestDeviceFails(t *testing.T) {
 		}
 	}
 }
+
+// checkSameBits requires that the gradients of a batch have the same bits on all devices, with all
+// numbers of threads and levels of recomputation.
+func checkSameBits(t *testing.T, c Config, batch Batch) {
+	t.Helper()
+	var want []float32
+	for i, dev := range []xpu.Device{cpu.New(1, xpu.FP32), cpu.New(3, xpu.FP32), discrete.New(cpu.New(2, xpu.FP32))} {
+		t.Cleanup(dev.Close)
+		m := newModelOn(t, dev, c)
+		randomize(m, 1)
+		for _, level := range levels {
+			m.SetRecompute(level)
+			m.ZeroGradients()
+			if _, err := m.Backward(t.Context(), batch, BackwardOptions{Loss: fullLoss(c)}); err != nil {
+				t.Fatal(err)
+			}
+			var all []float32
+			for _, b := range m.Buckets() {
+				all = append(all, numbers(t, m, b.Grad)...)
+			}
+			if want == nil {
+				want = all
+			}
+			if !slices.Equal(all, want) {
+				t.Errorf("device %d, %s: other bits", i, level)
+			}
+		}
+	}
+}

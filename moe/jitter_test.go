@@ -3,15 +3,10 @@ package moe
 import (
 	"fmt"
 	"math"
-	"slices"
 	"strings"
 	"testing"
 
 	"mula/internal/longtest"
-	"mula/xpu"
-	"mula/xpu/comm"
-	"mula/xpu/cpu"
-	"mula/xpu/discrete"
 )
 
 // noisy returns a family's model with noise, and a batch of its training.
@@ -53,30 +48,7 @@ func TestJitterAgainstReference(t *testing.T) {
 // a seed.
 func TestJitterBits(t *testing.T) {
 	c, batch := noisy(t, "deepseek_v3")
-	var want []float32
-	for i, dev := range []xpu.Device{cpu.New(1, xpu.FP32), cpu.New(3, xpu.FP32), discrete.New(cpu.New(2, xpu.FP32))} {
-		t.Cleanup(dev.Close)
-		m := newModelOn(t, dev, c)
-		randomize(m, 1)
-		for _, level := range levels {
-			m.SetRecompute(level)
-			m.ZeroGradients()
-			if _, err := m.Backward(t.Context(), batch, BackwardOptions{Loss: fullLoss(c)}); err != nil {
-				t.Fatal(err)
-			}
-			var all []float32
-			for _, b := range m.Buckets() {
-				all = append(all, numbers(t, m, b.Grad)...)
-			}
-			if want == nil {
-				want = all
-			}
-			if !slices.Equal(all, want) {
-				t.Errorf("device %d, %s: other bits", i, level)
-			}
-		}
-	}
-
+	checkSameBits(t, c, batch)
 	whole := newModel(t, c, 2)
 	randomize(whole, 1)
 	quiet := batch
@@ -108,25 +80,11 @@ func TestJitterBits(t *testing.T) {
 	if _, err := whole.Backward(t.Context(), batch, opts); err != nil {
 		t.Fatal(err)
 	}
-	for _, cp := range []int{1, 2} {
-		shape := comm.NewShape(map[comm.Axes]int{comm.EP: 2, comm.TP: 2 / cp, comm.ExpertDP: cp})
-		g := newTensorRanks(t, func() xpu.Device { return cpu.New(1, xpu.FP32) }, c, shape, cp)
-		n := cp * 2 / cp
-		rows := share(batch, slices.Repeat([]int{1}, 2))
-		var batches []Batch
-		for r := range shape.Ranks() {
-			b := rows[r/n]
-			b.Jitter = BatchJitter{On: true, Seed: 11, First: 1000 + int64(r/n*batch.SequenceLength)}
-			batches = append(batches, b)
-		}
-		for _, m := range g.models {
-			for _, p := range m.params {
-				m.dev.Write(p.Weight, sliceOf(p, byName(whole, p.Name).Weight.Floats()))
-			}
-		}
-		g.backward(t, batches, opts)
-		compareSlices(t, g, whole, 1e-5)
+	rows := share(batch, []int{1, 1})
+	for i := range rows {
+		rows[i].Jitter = BatchJitter{On: true, Seed: 11, First: 1000 + int64(i*batch.SequenceLength)}
 	}
+	compareSharing(t, c, whole, rows, opts)
 }
 
 // Noise of a dense model, beyond its bounds, and with numbers that are too large is refused.

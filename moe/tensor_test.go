@@ -345,3 +345,26 @@ func TestTensorMisfits(t *testing.T) {
 		}
 	}
 }
+
+// compareSharing compares the gradients of a complete model with the gradients of two pairs of
+// ranks. A pair shares a row, first by tp and then by cp, and all ranks share the experts in pairs.
+// It returns the statistics of the ranks of both cases.
+func compareSharing(t *testing.T, c Config, whole *Model, rows []Batch, opts BackwardOptions) (all [][]Stats) {
+	t.Helper()
+	for _, cp := range []int{1, 2} {
+		shape := comm.NewShape(map[comm.Axes]int{comm.EP: 2, comm.TP: 2 / cp, comm.ExpertDP: cp})
+		g := newTensorRanks(t, func() xpu.Device { return cpu.New(1, xpu.FP32) }, c, shape, cp)
+		var batches []Batch
+		for r := range shape.Ranks() {
+			batches = append(batches, rows[r/2])
+		}
+		for _, m := range g.models {
+			for _, p := range m.params {
+				m.dev.Write(p.Weight, sliceOf(p, byName(whole, p.Name).Weight.Floats()))
+			}
+		}
+		all = append(all, g.backward(t, batches, opts))
+		compareSlices(t, g, whole, 1e-5)
+	}
+	return all
+}
