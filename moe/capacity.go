@@ -60,19 +60,21 @@ func (m *Model) drop(ctx context.Context, chosen []int32, number int) ([]bool, e
 	counts := room(&w.rowCounts, ranks*cells) // of each rank that shares the rows
 	clear(counts)
 	own := counts[rank*cells:][:cells]
-	for i, expert := range chosen {
-		own[i/perRow*c.Experts+int(expert)]++
-	}
-	bounds := make([]int, ranks+1)
-	for r := range bounds {
-		bounds[r] = r * cells
-	}
-	if err := comm.AllGather(ctx, m.parallel.Sequence, counts, bounds); err != nil {
-		return nil, fmt.Errorf("exchanging the tokens of experts with the ranks of the same sequences: %w", err)
-	}
-	clear(own)
-	for i, n := range counts[:rank*cells] { // of earlier inputs of the rows
-		own[i%cells] += n
+	if ranks > 1 {
+		for i, expert := range chosen {
+			own[i/perRow*c.Experts+int(expert)]++
+		}
+		bounds := make([]int, ranks+1)
+		for r := range bounds {
+			bounds[r] = r * cells
+		}
+		if err := comm.AllGather(ctx, m.parallel.Sequence, counts, bounds); err != nil {
+			return nil, fmt.Errorf("exchanging the tokens of experts with the ranks of the same sequences: %w", err)
+		}
+		clear(own)
+		for i, n := range counts[:rank*cells] { // of earlier inputs of the rows
+			own[i%cells] += n
+		}
 	}
 	limit, lost := int64(c.capacity(w.shape.s*ranks)), 0
 	dropped := room(&w.dropped, len(chosen))

@@ -328,9 +328,10 @@ func (m *Model) stats(aux AuxForm) Stats {
 	w := &m.ws
 	s := Stats{Tokens: w.shape.tokens(), Targets: w.own.targets()}
 	if m.cfg.moe() {
-		s.ExpertCounts, s.RouterEntropy = m.ofAllGroups(w.counts, w.entropy)
+		zero := func() float64 { return 0 }
+		s.ExpertCounts, s.RouterEntropy = m.countsOfAllGroups(), ofAllGroups(m, w.entropy, zero)
 		if m.cfg.ExpertCapacity > 0 {
-			_, s.Dropped = m.ofAllGroups(w.counts, w.lost)
+			s.Dropped = ofAllGroups(m, w.lost, zero)
 		}
 	}
 	if !m.stage.last {
@@ -351,25 +352,29 @@ func (m *Model) stats(aux AuxForm) Stats {
 	return s
 }
 
-// ofAllGroups returns the counts and the entropies of the selected group's layers with experts,
-// among zeros for the layers with experts of this rank's other groups.
-func (m *Model) ofAllGroups(counts [][]int64, entropy []float64) ([][]int64, []float64) {
+// ofAllGroups returns the values of the selected group's layers with experts, among the values of
+// none for the layers with experts of this rank's other groups.
+func ofAllGroups[E any](m *Model, values []E, none func() E) []E {
 	if len(m.groups) == 1 {
-		return counts, entropy
+		return values
 	}
-	var allCounts [][]int64
-	var all []float64
+	var all []E
 	for i := range m.groups {
 		if i == m.selected {
-			allCounts, all = append(allCounts, counts...), append(all, entropy...)
+			all = append(all, values...)
 			continue
 		}
 		s := m.groups[i].stage
 		for range m.cfg.ExpertLayers(s.from, s.from+s.layers) {
-			allCounts, all = append(allCounts, make([]int64, m.cfg.Experts)), append(all, 0)
+			all = append(all, none())
 		}
 	}
-	return allCounts, all
+	return all
+}
+
+// countsOfAllGroups returns the counts of the current pass, with zeros for the other groups.
+func (m *Model) countsOfAllGroups() [][]int64 {
+	return ofAllGroups(m, m.ws.counts, func() []int64 { return make([]int64, m.cfg.Experts) })
 }
 
 // writeIDs sets ws.ids; token(i) returns the i-th.

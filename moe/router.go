@@ -193,7 +193,7 @@ func (m *Model) stepCounts(ctx context.Context, opts BackwardOptions) ([][]int64
 	if opts.StepCounts == nil {
 		return m.ws.counts, nil
 	}
-	own, _ := m.ofAllGroups(m.ws.counts, m.ws.entropy)
+	own := m.countsOfAllGroups()
 	counts, err := opts.StepCounts(ctx, own)
 	if err != nil {
 		return nil, fmt.Errorf("adding the tokens of experts over the step: %w", err)

@@ -116,8 +116,7 @@ func (m *Model) StageCounts(ctx context.Context, batch Batch, in, out *Relay) ([
 			return nil, err
 		}
 	}
-	counts, _ := m.ofAllGroups(m.ws.counts, m.ws.entropy)
-	return counts, nil
+	return m.countsOfAllGroups(), nil
 }
 
 // pass runs a batch through this stage's layers without a backward pass. predict is as in take.
