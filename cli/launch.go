@@ -100,8 +100,8 @@ func launchCommand() *cli.Command {
 			&cli.DurationFlag{Name: "grace", Usage: "time between SIGTERM and SIGKILL for ranks that must stop",
 				Value: 10 * time.Second},
 			&cli.DurationFlag{Name: "probe-timeout",
-				Usage: "after an attempt without a step or a known cause, replace hosts that do not start a process " +
-					"in this time (0: do not look for them)",
+				Usage: "after an attempt without a step, or without a known cause, replace hosts that do not start a " +
+					"process in this time (0: do not look for them)",
 				Value: 30 * time.Second},
 			&cli.DurationFlag{Name: "walltime", Usage: "end of the machine's allocation, counted from now",
 				DefaultText: "as Slurm or PBS report"},

@@ -115,7 +115,7 @@ func (a *Assignments) Generation() int {
 }
 
 // Run calls train for the first group of ranks, and again for each later group, until train returns
-// nil or another error than a [LostRankError]. A hot spare first waits for a rank, and Run returns
+// nil or an error other than a [LostRankError]. A hot spare first waits for a rank, and Run returns
 // nil if the run does not need it. waiting is called with the error before the process waits for
 // the next group. ctx ends when the user ends the process.
 func (a *Assignments) Run(ctx context.Context, waiting func(err error), train func() error) error {
