@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"syscall"
 
+	"mula/internal/atomicfile"
 	"mula/internal/filesystem"
 	"mula/internal/locks"
 	"mula/internal/strictyaml"
@@ -37,7 +38,8 @@ type Dir struct {
 
 // Open creates the directory if necessary, locks it, and removes temporary files of killed
 // processes. The lock ends with the process; its file remains. Open refuses a directory whose
-// train.yaml was not written by a run, because a run would overwrite the file.
+// train.yaml was not written by a run, because a run would overwrite the file. After Open, the list
+// of checkpoints has the names that other hosts have written until then.
 func Open(fsys filesystem.FS, path string) (*Dir, error) {
 	fsys = filesystem.Default(fsys)
 	if err := checkRunDir(fsys, path); err != nil {
@@ -64,13 +66,25 @@ func Open(fsys filesystem.FS, path string) (*Dir, error) {
 		return nil, err
 	}
 	d := &Dir{path, fsys, lock}
-	if err := errors.Join(checkpoint.RemoveTemporary(fsys, path),
-		checkpoint.FinishModels(fsys, d.Join(checkpoint.DirName)),
-		checkpoint.RemoveTemporary(fsys, d.Join(checkpoint.DirName))); err != nil {
+	checkpoints := d.Join(checkpoint.DirName)
+	if err := errors.Join(lookAgain(fsys, checkpoints), checkpoint.RemoveTemporary(fsys, path),
+		checkpoint.FinishModels(fsys, checkpoints), checkpoint.RemoveTemporary(fsys, checkpoints)); err != nil {
 		d.Close()
 		return nil, err
 	}
 	return d, nil
+}
+
+// lookAgain makes this host see the names in a directory as they are. A host may remember the list
+// of names for up to a minute on a network file system such as NFS, but not after it has changed
+// the directory.
+func lookAgain(fsys filesystem.FS, dir string) error {
+	f, err := atomicfile.On(fsys).Create(filepath.Join(dir, "look"))
+	if err != nil {
+		return err
+	}
+	f.Abort()
+	return nil
 }
 
 // checkRunDir refuses a directory whose train.yaml was not written by a run.
