@@ -429,8 +429,10 @@ func (e *estimateReport) write(w io.Writer) {
 		return fmt.Sprintf("%.4g", r.Computed/1e12)
 	})
 	for _, p := range []estimate.Purpose{estimate.ForDispatch, estimate.ForSequences, estimate.ForTensor,
-		estimate.ForPipeline, estimate.ForGradients, estimate.ForUpdate, estimate.ForWeights, estimate.ForVotes} {
-		if !exchanges(l, string(p)) || p == estimate.ForUpdate && r.Sent(p) == 0 {
+		estimate.ForPipeline, estimate.ForEmbeddings, estimate.ForGradients, estimate.ForUpdate, estimate.ForWeights,
+		estimate.ForVotes} {
+		rare := p == estimate.ForUpdate || p == estimate.ForEmbeddings
+		if !exchanges(l, string(p)) || rare && r.Sent(p) == 0 {
 			continue
 		}
 		size("sent per step: "+string(p), func(r *estimate.Result) float64 { return r.Sent(p) })

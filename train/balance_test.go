@@ -183,3 +183,55 @@ func TestGlobalBalanceTraffic(t *testing.T) {
 		}
 	}
 }
+
+// The sums of the choices of each sequence send the bytes and the messages of the estimate: runs
+// with and without them differ by these, in the groups of ranks that share sequences.
+func TestSequenceBalanceTraffic(t *testing.T) {
+	t.Parallel()
+	path := makePlan(t, t.TempDir(), "plan.json", "")
+	plan := mustPlan(t, path)
+	layouts := []LayoutConfig{{DP: 2, EP: 1, CP: 2}, {DP: 2, EP: 1, CP: 2, PP: 2, VirtualStages: 2},
+		{DP: 1, EP: 2, CP: 2, PP: 2}, {DP: 2, EP: 1, TP: 2, CP: 2}}
+	for _, layout := range layouts[:longtest.Rounds(1, len(layouts))] {
+		type sums struct{ bytes, calls int64 }
+		sent, want := map[moe.AuxForm]sums{}, map[moe.AuxForm]sums{}
+		for _, form := range []moe.AuxForm{moe.AuxSequence, moe.AuxHF} {
+			model := strings.NewReplacer("'0'", "'0,3'", "global", string(form)).Replace(globalModel)
+			c := ranksConfig(t, path, layout, model+
+				"steps: 2\nmicro_batch_size: 2\nevaluate: {every: 0}\ncheckpoint: {every: 0}\n")
+			of := sums{}
+			var mu sync.Mutex
+			mustRun(t, c, Options{ended: func(r *group.Group) {
+				mu.Lock()
+				defer mu.Unlock()
+				o := r.Sequence.Traffic()[comm.OpAllReduce]
+				of = sums{of.bytes + o.Bytes(), of.calls + o.Calls}
+			}})
+			sent[form] = of
+			in, err := c.EstimateInput(plan, simulatedMachine())
+			if err != nil {
+				t.Fatal(err)
+			}
+			r, err := estimate.Compute(in)
+			if err != nil {
+				t.Fatal(err)
+			}
+			of = sums{}
+			for _, e := range r.Traffic { // of a stage; both have as many layers, and as many groups with experts
+				if e.Purpose == estimate.ForSequences && e.Operation == comm.OpAllReduce {
+					of = sums{of.bytes + c.Steps*e.Total*int64(c.Layout.Ranks()/e.Ranks),
+						of.calls + c.Steps*int64(e.Calls*c.Layout.Ranks())}
+				}
+			}
+			want[form] = of
+		}
+		more, expected := sums{}, sums{}
+		for form, sign := range map[moe.AuxForm]int64{moe.AuxSequence: 1, moe.AuxHF: -1} {
+			more = sums{more.bytes + sign*sent[form].bytes, more.calls + sign*sent[form].calls}
+			expected = sums{expected.bytes + sign*want[form].bytes, expected.calls + sign*want[form].calls}
+		}
+		if more != expected || more.bytes == 0 {
+			t.Errorf("%+v: %+v more than without, the estimate says %+v", layout, more, expected)
+		}
+	}
+}

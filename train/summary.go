@@ -214,7 +214,8 @@ func (c Config) estimateLayout(sequenceLength int) estimate.Layout {
 		Optimizer: c.Layout.Optimizer, Dispatch: c.Layout.Dispatch, SumReplicas: c.Layout.SumReplicas,
 		SequenceRanks: c.Layout.CP, VirtualStages: c.Layout.VirtualStages,
 		ReduceNorm: c.Layout.Norm == reduceNorms, GlobalBalance: c.AuxLoss.Form == moe.AuxGlobal,
-		BatchSize: c.BatchSize, MicroBatchSize: c.MicroBatchSize, SequenceLength: sequenceLength,
+		SequenceBalance: c.AuxLoss.Form == moe.AuxSequence, BatchSize: c.BatchSize,
+		MicroBatchSize: c.MicroBatchSize, SequenceLength: sequenceLength,
 		Recompute: c.Recompute, Activations: c.activations(), Documents: c.Attention == samples.DocumentAttention,
 		Background: c.Checkpoint.Background, SnapshotCopies: copies,
 	}

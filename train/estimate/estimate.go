@@ -132,7 +132,7 @@ func computeSteps(in Input) (*Result, error) {
 		all := work + again + countingFLOPs(c, l, in.Trainer, i)
 		r.Computed = max(r.Computed, all*tokens)
 		dispatch := dispatchTraffic(c, i, l, in.Trainer)
-		sequences := sequenceTraffic(c, s, l, in.Trainer)
+		sequences := sequenceTraffic(c, i, s, l, in.Trainer)
 		tensor := tensorTraffic(c, i, l, in.Trainer)
 		weights := OptimizerTraffic(s, l, in.Trainer)
 		update := updateTraffic(c, i, l, in.Trainer)

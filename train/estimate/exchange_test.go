@@ -343,7 +343,7 @@ func TestSequenceTrafficIsCounted(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			e := sequenceTraffic(test.c, stages[0], l, Mula)[0] // without the losses, which package train sends
+			e := sequenceTraffic(test.c, 0, stages[0], l, Mula)[0] // without the losses, which package train sends
 			if got, want := counts[comm.OpAllToAll], e.Total*int64(4/test.cp); got != want {
 				t.Errorf("cp %d, %d key heads, recompute %s: %d bytes were sent, the formula says %d", test.cp,
 					test.c.KVHeads, recompute, got, want)

@@ -43,6 +43,8 @@ type Layout struct {
 
 	// aux_loss.form of mula is global: the load-balancing loss needs the choices of the whole step
 	GlobalBalance bool `json:"global_balance,omitempty"`
+	// aux_loss.form of mula is sequence: the load-balancing loss needs the choices of each sequence
+	SequenceBalance bool `json:"sequence_balance,omitempty"`
 
 	BatchSize      int           `json:"batch_size"`       // sequences per step, over all ranks
 	MicroBatchSize int           `json:"micro_batch_size"` // sequences that a rank computes at once

@@ -20,10 +20,13 @@ const (
 	ForSequences Purpose = "sequences" // operands of the attention, between ranks that share sequences
 	ForTensor    Purpose = "tensor"    // tokens before and after products whose matrices ranks share
 	ForPipeline  Purpose = "pipeline"  // hidden states and their gradients between stages
-	ForGradients Purpose = "gradients" // sums over ranks
-	ForUpdate    Purpose = "update"    // slices of matrices for their update; see [SliceUpdate]
-	ForWeights   Purpose = "weights"   // from their owners to the other ranks that have them
-	ForVotes     Purpose = "votes"     // state of all ranks before an update; see [WorldVotes]
+	// embeddings and their gradients between the first and the last stage, for multi-token
+	// prediction
+	ForEmbeddings Purpose = "embeddings"
+	ForGradients  Purpose = "gradients" // sums over ranks
+	ForUpdate     Purpose = "update"    // slices of matrices for their update; see [SliceUpdate]
+	ForWeights    Purpose = "weights"   // from their owners to the other ranks that have them
+	ForVotes      Purpose = "votes"     // state of all ranks before an update; see [WorldVotes]
 )
 
 // An Exchange is the traffic of a group per step, by one operation for one purpose.
@@ -208,17 +211,19 @@ func (l Layout) keepsLast(microBatches int64) bool {
 }
 
 // sequenceTraffic returns the exchanges per step between ranks that share sequences, for a rank of
-// a stage: in each layer and pass the operands of the attention and its result, with a capacity of
+// stage i: in each layer and pass the operands of the attention and its result, with a capacity of
 // experts the number of tokens of each expert and sequence, and once the losses of the sequences, 8
-// bytes each. A layer whose buffers no other layer has used since its forward
-// pass does not exchange its queries, keys and values again. For other trainers it returns nil.
+// bytes each. With a load-balancing loss of each sequence, each group of layers with experts adds
+// the number of tokens of each expert and sequence, too. A layer whose buffers no other layer has
+// used since its forward pass does not exchange its queries, keys and values again. For other
+// trainers it returns nil.
 //
 // Of n ranks that share a sequence, h divide the heads, and c = n/h parts of the queries are on
 // different ranks; see [moe.Config.HeadRanks]. Of the queries of its tokens, a rank sends (h-1)/h
 // to other ranks, and the same of results and gradients. Of keys and values, it sends an h-th to
 // each other rank of its part and of the parts after it. There are h²·c·(c+1)/2 pairs of ranks of
 // these parts, including n pairs of a rank with itself. Gradients are sent the other way.
-func sequenceTraffic(c moe.Config, s Stage, l Layout, t Trainer) []Exchange {
+func sequenceTraffic(c moe.Config, i int, s Stage, l Layout, t Trainer) []Exchange {
 	n, all := int64(l.sequenceRanks()), int64(l.rowRanks())
 	if all == 1 || !t.Own {
 		return nil
@@ -265,9 +270,21 @@ func sequenceTraffic(c moe.Config, s Stage, l Layout, t Trainer) []Exchange {
 		out = append(out, exchange(ForSequences, comm.OpAllGather, comm.Data, int(all), int(calls),
 			calls*all*8*int64(l.microBatch()*c.Experts)*(all-1)))
 	}
+	added, sums := int64(0), 0 // numbers of each sequence, and all-reduces
 	if s.Head {
-		out = append(out, exchange(ForSequences, comm.OpAllReduce, comm.Data, int(all), 1,
-			2*8*int64(l.Sequences())*(all-1)))
+		added, sums = 1, 1
+	}
+	if l.SequenceBalance {
+		added += int64(s.ExpertLayers * c.Experts)
+		for _, g := range c.StageGroups(i, l.Size(comm.PP), l.VirtualStages) {
+			if len(c.ExpertLayers(g.From, g.To)) > 0 {
+				sums += l.MicroBatches()
+			}
+		}
+	}
+	if sums > 0 {
+		out = append(out, exchange(ForSequences, comm.OpAllReduce, comm.Data, int(all), sums,
+			2*8*added*int64(l.Sequences())*(all-1)))
 	}
 	return out
 }
@@ -362,7 +379,8 @@ func PipelineTraffic(c moe.Config, l Layout, t Trainer) []Exchange {
 	if d := int64(c.PredictionLayers); d > 0 {
 		once := d * tokens * int64(c.HiddenSize) * int64(t.Activations)
 		forward := passes - 1
-		e := exchange(ForPipeline, comm.OpSend, comm.PP, l.Size(comm.PP), forward*l.MicroBatches(), int64(passes)*once)
+		e := exchange(ForEmbeddings, comm.OpSend, comm.PP, l.Size(comm.PP), forward*l.MicroBatches(),
+			int64(passes)*once)
 		e.most = int64(forward) * once // of the first stage
 		out = append(out, e)
 	}
