@@ -23,8 +23,8 @@ import (
 const stallVariable = "MULA_STALL"
 
 const (
-	// askFile is a file in the folder of an attempt. It exists from the start, because a network
-	// file system may hide a new file for a minute. It is empty until the launcher asks for stacks.
+	// askFile is a file in the folder of an attempt. It is empty until the launcher asks for
+	// stacks.
 	askFile = "ask"
 	// answersPrefix and the name of a host is a file with the answers of the host's ranks.
 	answersPrefix = "answers-"

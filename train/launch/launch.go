@@ -256,8 +256,12 @@ func (s *supervisor) attempt(ctx context.Context, hosts []string) (Attempt, erro
 	if err != nil {
 		return a, err
 	}
-	if err := filesystem.WriteFile(s.FS, filepath.Join(dir, askFile), nil, 0o644); err != nil {
-		return a, err
+	// A host that has looked for a file before another host makes it may not see it for a minute on
+	// a network file system.
+	for _, path := range []string{beats, filepath.Join(dir, askFile)} {
+		if err := filesystem.WriteFile(s.FS, path, nil, 0o644); err != nil {
+			return a, err
+		}
 	}
 	environment := append([]string{record.HeartbeatVariable + "=" + beats,
 		stallVariable + "=" + s.Limits.stall().String()}, s.environment...)

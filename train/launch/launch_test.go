@@ -115,6 +115,11 @@ type theatre struct {
 func (th *theatre) Name() string { return "theatre" }
 
 func (th *theatre) Start(_ context.Context, r Ranks) (Job, error) {
+	for _, name := range []string{"heartbeat", askFile} { // before a host looks for them; see [supervisor.attempt]
+		if _, err := os.Stat(filepath.Join(r.Dir, name)); err != nil {
+			th.t.Errorf("before the ranks start: %v", err)
+		}
+	}
 	s := &scripted{Ranks: r, t: th.t, exits: make(chan Exit, len(r.Hosts)), start: time.Now(),
 		stopped: make(chan struct{}), ended: make(chan struct{}), killed: make(chan struct{})}
 	play := th.scripts[min(len(th.played), len(th.scripts)-1)]

@@ -67,7 +67,7 @@ func Open(fsys filesystem.FS, path string) (*Dir, error) {
 	}
 	d := &Dir{path, fsys, lock}
 	checkpoints := d.Join(checkpoint.DirName)
-	if err := errors.Join(lookAgain(fsys, checkpoints), checkpoint.RemoveTemporary(fsys, path),
+	if err := errors.Join(lookAgain(fsys, path), lookAgain(fsys, checkpoints), checkpoint.RemoveTemporary(fsys, path),
 		checkpoint.FinishModels(fsys, checkpoints), checkpoint.RemoveTemporary(fsys, checkpoints)); err != nil {
 		d.Close()
 		return nil, err
@@ -75,9 +75,9 @@ func Open(fsys filesystem.FS, path string) (*Dir, error) {
 	return d, nil
 }
 
-// lookAgain makes this host see the names in a directory as they are. A host may remember the list
-// of names for up to a minute on a network file system such as NFS, but not after it has changed
-// the directory.
+// lookAgain makes this host see the names in a directory as they are. On a network file system such
+// as NFS, a host may remember for up to a minute which names a directory has, and which it lacks,
+// but not after it has changed the directory.
 func lookAgain(fsys filesystem.FS, dir string) error {
 	f, err := atomicfile.On(fsys).Create(filepath.Join(dir, "look"))
 	if err != nil {

@@ -8,9 +8,10 @@
 //     directory. [Host.Crash] removes the rest, or a random part of the rest, as a disk does.
 //     Names are lost in the reverse order in which they were changed.
 //   - If Server.Stale is not 0, Stat and ReadDir of a path return its state of at most so long ago,
-//     if the host has looked at it before, as NFS does. The host sees its own changes at once.
-//     Opening a file is never stale, and a host that fails to create a name because it exists looks
-//     at it again.
+//     if the host has looked at it before, as NFS does. A path that the host has not found cannot
+//     be opened for as long, until the host changes its directory. The host sees its own changes at
+//     once. Opening a file that exists is never stale, and a host that fails to create a name
+//     because it exists looks at it again.
 //
 // Before each operation, an FS calls a function of the test, which may wait or return an error.
 package sharedfs
@@ -35,7 +36,7 @@ import (
 // A Server has the files. Its methods, and the methods of its hosts and their processes, are safe
 // for concurrent use.
 type Server struct {
-	Stale time.Duration // age of the oldest attributes that Stat and ReadDir return
+	Stale time.Duration // age of the oldest attributes, and of the oldest knowledge that a name is missing
 
 	mu      sync.Mutex
 	root    *node
@@ -232,8 +233,12 @@ func (f *FS) change(in *node, name string, to *node, together bool) {
 	base := filepath.Base(name)
 	s.changes = append(s.changes, change{f.host, in, base, in.entries[base], to, together})
 	in.set(base, to)
+	dir := filepath.Dir(filepath.Clean(name))
 	delete(f.host.seen, filepath.Clean(name))
-	delete(f.host.seen, filepath.Dir(filepath.Clean(name)))
+	delete(f.host.seen, dir)
+	maps.DeleteFunc(f.host.seen, func(path string, seen sight) bool {
+		return seen.err != nil && filepath.Dir(path) == dir
+	})
 }
 
 // OpenFile implements [filesystem.FS].
@@ -248,6 +253,15 @@ func (f *FS) OpenFile(name string, flag int, perm fs.FileMode) (filesystem.File,
 	s := f.host.server
 	defer s.mu.Unlock()
 	dir, n := s.find(name)
+	if flag&os.O_CREATE == 0 {
+		seen, before := f.host.seen[filepath.Clean(name)]
+		if n == nil || before && seen.err != nil {
+			seen = f.see(name)
+		}
+		if seen.err != nil {
+			return nil, failed(op, name, seen.err)
+		}
+	}
 	switch {
 	case n == nil && (dir == nil || flag&os.O_CREATE == 0):
 		return nil, failed(op, name, fs.ErrNotExist)

@@ -140,8 +140,9 @@ func TestSynced(t *testing.T) {
 	}
 }
 
-// Another host sees old attributes for some time, a host sees its own changes at once, and opening
-// a file is never stale.
+// Another host sees old attributes for some time, and cannot open a file that it has not found,
+// until it changes the directory. A host sees its own changes at once, and opening a file that the
+// host has found is never stale.
 func TestStale(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := New(1)
@@ -157,13 +158,32 @@ func TestStale(t *testing.T) {
 		if err := filesystem.WriteFile(a, "/x", []byte("1"), 0o644); err != nil {
 			t.Fatal(err)
 		}
-		if !exists(a) || exists(b) || read(t, b, "/x") != "1" {
-			t.Errorf("after the file was created: %v on its host, %v on another host, which reads %q", exists(a),
-				exists(b), read(t, b, "/x"))
+		if _, err := filesystem.ReadFile(b, "/x"); !exists(a) || exists(b) || !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("after the file was created: %v on its host, %v on another host, which reads it with the error %v",
+				exists(a), exists(b), err)
+		}
+		if err := b.Mkdir("/y", 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if !exists(b) || read(t, b, "/x") != "1" {
+			t.Error("the other host does not see the file after it has changed the directory")
+		}
+		if err := filesystem.WriteFile(a, "/x", []byte("22"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		size := func() int64 {
+			info, err := b.Stat("/x")
+			if err != nil {
+				t.Fatal(err)
+			}
+			return info.Size()
+		}
+		if size() != 1 || read(t, b, "/x") != "22" {
+			t.Errorf("the other host sees %d bytes and reads %q, want 1 and 22", size(), read(t, b, "/x"))
 		}
 		time.Sleep(time.Minute)
-		if !exists(b) {
-			t.Error("the other host does not see the file after a minute")
+		if size() != 2 {
+			t.Errorf("the other host sees %d bytes after a minute, want 2", size())
 		}
 	})
 }
