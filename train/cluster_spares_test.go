@@ -452,24 +452,34 @@ type groupSteps struct {
 	from   int64    // where the group began
 	done   int64    // steps at its end; -1 before the first group
 	hosts  []string // of its ranks
-	stored []string // hosts with the newest snapshot
+	stored []string // hosts with the newest snapshot that is certain to exist
+	newer  []string // hosts with a newer snapshot, if there is one
 }
+
+// unseenSteps is the number of steps that ranks can do after the launcher has last read the
+// heartbeat: it reads it every 0.5 s, and a step takes at least 0.2 s.
+const unseenSteps = 3
 
 // resumed begins a group at a step. It returns the number of steps that the run has lost, if the
 // hosts have a snapshot.
 func (g *groupSteps) resumed(from int64, hosts []string) (lost int64) {
-	// The launcher may have read the heartbeat before the last steps, whose snapshot is there.
-	if max(g.done, from)/g.every > g.from/g.every {
-		g.stored = g.hosts
+	// The snapshot of the last step may not be complete.
+	if max(g.done-1, from)/g.every > g.from/g.every {
+		g.stored, g.newer = g.hosts, nil
+	} else if (max(g.done, from)+unseenSteps)/g.every > g.from/g.every {
+		g.newer = g.hosts
 	}
-	missing := 0
-	for _, host := range slices.Compact(slices.Sorted(slices.Values(g.stored))) {
-		if !slices.Contains(hosts, host) {
-			missing++
+	lost = g.done - from
+	for _, stored := range [][]string{g.stored, g.newer} {
+		missing := 0
+		for _, host := range slices.Compact(slices.Sorted(slices.Values(stored))) {
+			if !slices.Contains(hosts, host) {
+				missing++
+			}
 		}
-	}
-	if lost = g.done - from; missing > 1 {
-		lost = 0 // each file is on two hosts
+		if missing > 1 {
+			lost = 0 // each file is on two hosts
+		}
 	}
 	g.from, g.hosts = from, slices.Clone(hosts)
 	return lost
