@@ -12,7 +12,7 @@ ENVIRONMENTS ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/mula/conformance
 VERSION ?= $(patsubst v%,%,$(shell git describe --tags --match 'v[0-9]*' --dirty 2>/dev/null))
 LDFLAGS = $(if $(VERSION),-X mula/internal/version.number=$(VERSION))
 
-.PHONY: help build check dist man site screenshots test test-long race lint fmt fuzz bench bench-index bench-encoding bench-training bench-products bench-kernels bench-loaders simulate-ranks simulate-cluster pvc nvidia gpu gpu-programs conformance conformance-ids conformance-layouts conformance-huggingface slurm hosts ray quickstart clean
+.PHONY: help build check dist man site screenshots test test-long race lint fmt fuzz bench bench-index bench-encoding bench-training bench-products bench-kernels bench-loaders simulate-ranks simulate-cluster pvc nvidia gpu gpu-programs conformance conformance-ids conformance-layouts conformance-huggingface slurm hosts nfs ray quickstart clean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 26
@@ -157,6 +157,9 @@ slurm: build ## run the templates of examples/slurm in a Slurm of four nodes on 
 
 hosts: build ## lose a host of a run in five ways, with ssh, hot spares, Hydra, Open MPI, a stand-in of PALS, and Slurm on this machine (half an hour; needs root, openssh-server, mpich, openmpi-bin, slurm-wlm, munge; ARGS='--with tcp --faults dead wrong')
 	conformance/hosts.py $(ARGS)
+
+nfs: build ## tokenize and train on four hosts of a virtual machine that share NFS, and kill a worker and a rank (needs root; ACCEL=tcg: without KVM, in ten minutes)
+	conformance/nfs.sh
 
 ray: build ## run examples/ray and the recipe for Ray Train in a Ray of four nodes on this machine (a few minutes)
 	conformance/environments.sh $(ENVIRONMENTS) ray
