@@ -247,6 +247,7 @@ func TestSealErrors(t *testing.T) {
 	c.shard("a/0", shards.UInt16, 100, 50)
 	c.shard("a/1", shards.UInt16, 100)
 	c.shard("tiny", shards.UInt16, 5)
+	c.shard("parts/go-00000", shards.UInt16, 100)
 	other, noEOD := shardtest.Tokenizer(), shardtest.Tokenizer()
 	other.SHA256, noEOD.EOD = strings.Repeat("cd", 32), -1
 	shardtest.WriteWith(t, c.dir, "other", shards.UInt16, other, 100)
@@ -271,6 +272,8 @@ func TestSealErrors(t *testing.T) {
 		"no match": {head + "  - name: a\n    shards: [b/*]\n", `blend.yaml:4: source "a": "b/*" matches no shard`},
 		"missing": {head + "  - name: a\n    shards: [a/0, a/7.idx]\n",
 			`blend.yaml:4: source "a": "a/7.idx" matches no shard`},
+		"folder":  {head + "  - name: a\n    shards: [a]\n", `.idx and .bin); did you mean "a/*"?`},
+		"parts":   {head + "  - name: a\n    shards: [parts/go]\n", `.idx and .bin); did you mean "parts/go-*"?`},
 		"pattern": {head + "  - name: a\n    shards: ['a/[']\n", "malformed"},
 		"twice":   {head + "  - name: a\n    shards: [a/*, a/1.bin]\n", "blend.yaml:4: shard "},
 		"in two": {head + a + "  - name: b\n    shards: [a/1]\n",

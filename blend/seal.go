@@ -436,7 +436,13 @@ func expand(ctx context.Context, dir, pattern string) ([]string, error) {
 		}
 	}
 	if len(found) == 0 {
-		return nil, fmt.Errorf("%q matches no shard (looked for %s.idx and .bin)", pattern, stem)
+		hint := ""
+		for _, more := range []string{"-*", "/*"} { // shards of mula tokenize --shard-tokens, a folder of shards
+			if matches, _ := filepath.Glob(stem + more + endings); !remote && len(matches) > 0 {
+				hint = fmt.Sprintf("; did you mean %q?", pattern+more)
+			}
+		}
+		return nil, fmt.Errorf("%q matches no shard (looked for %s.idx and .bin)%s", pattern, stem, hint)
 	}
 	return slices.Sorted(maps.Keys(found)), nil
 }
