@@ -214,8 +214,8 @@ func (c *copies) close() {
 // result that the run will load are not yet verified.
 func (r *run) newestSaved(ctx context.Context) (*checkpoint.Checkpoint, error) {
 	saved, err := r.newestLocal(ctx)
-	if r.config.Checkpoint.Copies == "" || ctx.Err() != nil {
-		return saved, err
+	if r.config.Checkpoint.Copies == "" || err != nil && !errors.Is(err, checkpoint.ErrAllDamaged) {
+		return saved, err // a copy must not replace a checkpoint that may be good
 	}
 	world := r.ranks.World()
 	step := int64(-1) // of the copy to fetch

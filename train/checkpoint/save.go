@@ -632,19 +632,23 @@ func (c *writer) finish(name string, all []writtenFiles, state State) error {
 }
 
 // publish gives a complete temporary directory the name of a checkpoint. It replaces a checkpoint
-// of that name.
+// of that name, which it removes afterwards, because that can take minutes.
 func publish(fsys filesystem.FS, temp, final string) error {
 	out := atomicfile.On(fsys)
 	if err := out.SyncDir(temp); err != nil {
 		return err
 	}
-	if err := Discard(fsys, final); err != nil {
+	gone, err := setAside(fsys, final)
+	if err != nil {
 		return err
 	}
 	if err := rename(fsys, temp, final); err != nil {
 		return err
 	}
-	return out.SyncDir(filepath.Dir(final))
+	if err := out.SyncDir(filepath.Dir(final)); err != nil {
+		return err
+	}
+	return filesystem.RemoveAll(fsys, gone)
 }
 
 func jsonText(value any) ([]byte, error) {
@@ -658,16 +662,23 @@ func jsonText(value any) ([]byte, error) {
 // Discard removes a checkpoint if it exists. It renames the directory first, so that a
 // partly removed directory never has the name of a checkpoint.
 func Discard(fsys filesystem.FS, path string) error {
-	gone := filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+".old"+atomicfile.TempSuffix)
-	if err := filesystem.RemoveAll(fsys, gone); err != nil {
-		return err
-	}
-	if err := fsys.Rename(path, gone); errors.Is(err, fs.ErrNotExist) {
-		return nil
-	} else if err != nil {
+	gone, err := setAside(fsys, path)
+	if err != nil {
 		return err
 	}
 	return filesystem.RemoveAll(fsys, gone)
+}
+
+// setAside gives a checkpoint, if it exists, a temporary name, which it returns.
+func setAside(fsys filesystem.FS, path string) (gone string, err error) {
+	gone = filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+".old"+atomicfile.TempSuffix)
+	if err := filesystem.RemoveAll(fsys, gone); err != nil {
+		return "", err
+	}
+	if err := fsys.Rename(path, gone); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return "", err
+	}
+	return gone, nil
 }
 
 // Kept describes the checkpoints that [Prune] keeps.
