@@ -4,12 +4,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/http"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
+	"mula/internal/filesystem"
 	"mula/internal/longtest"
 	"mula/internal/objects"
 	"mula/internal/objects/objectstest"
@@ -199,6 +203,37 @@ func TestCopiesThatCannotBeUsed(t *testing.T) {
 		if _, err := objects.Stat(ctx, "s3://bucket/other/step-00000008/manifest.json"); err != nil {
 			t.Error(err)
 		}
+	}
+}
+
+// An unreadable file system cannot open files of a name.
+type unreadable struct {
+	filesystem.FS
+	name string
+}
+
+func (f unreadable) OpenFile(name string, flag int, perm fs.FileMode) (filesystem.File, error) {
+	if filepath.Base(name) == f.name {
+		return nil, &fs.PathError{Op: "open", Path: name, Err: syscall.EIO}
+	}
+	return f.FS.OpenFile(name, flag, perm)
+}
+
+// A local checkpoint that cannot be read may be good, so its copy does not replace it.
+func TestCopyDoesNotReplaceUnread(t *testing.T) {
+	objectstest.S3(t)
+	c := testConfig(t, makePlan(t, t.TempDir(), "plan.json", ""), copiedRun)
+	mustRun(t, c, stopAfter(5))
+	mark := filepath.Join(c.Output, checkpoint.DirName, "step-00000006", "mark") // a new folder would not have it
+	if err := os.WriteFile(mark, nil, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	_, err := Run(t.Context(), c, Options{files: unreadable{filesystem.OS{}, "state.json"}})
+	if err == nil || !strings.Contains(err.Error(), "may be complete") {
+		t.Errorf("error %v", err)
+	}
+	if _, err := os.Stat(mark); err != nil {
+		t.Errorf("the checkpoint was replaced: %v", err)
 	}
 }
 
