@@ -155,7 +155,7 @@ conformance-huggingface: build ## compare logits, gradients, weights and tokens 
 slurm: build ## run the templates of examples/slurm in a Slurm of four nodes on this machine (two minutes; needs slurm-wlm, munge)
 	conformance/slurm.sh
 
-hosts: build ## lose a host of a run in five ways, with ssh, hot spares, Hydra, Open MPI, a stand-in of PALS, and Slurm on this machine (half an hour; needs root, openssh-server, mpich, openmpi-bin, slurm-wlm, munge; ARGS='--with tcp --faults dead wrong')
+hosts: build ## lose a host of a run in five ways, with ssh, hot spares, Hydra, Open MPI, a stand-in of PALS, and Slurm on this machine (ten minutes; needs root, openssh-server, mpich, openmpi-bin, slurm-wlm, munge; ARGS='--with tcp --faults dead wrong')
 	conformance/hosts.py $(ARGS)
 
 nfs: build ## tokenize and train on four hosts of a virtual machine that share NFS, and kill a worker and a rank (needs root; ACCEL=tcg: without KVM, in ten minutes)

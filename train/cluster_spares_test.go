@@ -425,7 +425,8 @@ func (c *cluster) checkAttempts(attempts []launch.Attempt) {
 		g := groupSteps{every: every, done: -1}
 		for _, a := range attempts {
 			if a.Steps == 0 && len(a.Replaced) == 0 {
-				continue // it may have died before its first step
+				g.diedEarly(a.Hosts)
+				continue
 			}
 			hosts := slices.Clone(a.Hosts)
 			lost := g.resumed(a.From, hosts)
@@ -436,6 +437,8 @@ func (c *cluster) checkAttempts(attempts []launch.Attempt) {
 				}
 				if r.Setup > 0 {
 					lost = max(lost, g.resumed(r.From, hosts))
+				} else {
+					g.diedEarly(hosts)
 				}
 			}
 			g.done = a.Step
@@ -463,13 +466,34 @@ const unseenSteps = 3
 // resumed begins a group at a step. It returns the number of steps that the run has lost, if the
 // hosts have a snapshot.
 func (g *groupSteps) resumed(from int64, hosts []string) (lost int64) {
+	g.ends(from)
+	if !g.lacks(hosts) {
+		lost = g.done - from
+	}
+	g.from, g.hosts = from, slices.Clone(hosts)
+	return lost
+}
+
+// diedEarly is for a group that died before its first step. If its hosts lacked files of the
+// snapshot, it may have gone back to an older state first, and all later groups do.
+func (g *groupSteps) diedEarly(hosts []string) {
+	if g.ends(0); g.lacks(hosts) {
+		*g = groupSteps{every: g.every, done: -1}
+	}
+}
+
+// ends ends a group. from is the step at which a later group began, or 0.
+func (g *groupSteps) ends(from int64) {
 	// The snapshot of the last step may not be complete.
 	if max(g.done-1, from)/g.every > g.from/g.every {
 		g.stored, g.newer = g.hosts, nil
 	} else if (max(g.done, from)+unseenSteps)/g.every > g.from/g.every {
 		g.newer = g.hosts
 	}
-	lost = g.done - from
+}
+
+// lacks reports whether hosts may lack files of the newest snapshot. Each file is on two hosts.
+func (g *groupSteps) lacks(hosts []string) bool {
 	for _, stored := range [][]string{g.stored, g.newer} {
 		missing := 0
 		for _, host := range slices.Compact(slices.Sorted(slices.Values(stored))) {
@@ -478,11 +502,10 @@ func (g *groupSteps) resumed(from int64, hosts []string) (lost int64) {
 			}
 		}
 		if missing > 1 {
-			lost = 0 // each file is on two hosts
+			return true
 		}
 	}
-	g.from, g.hosts = from, slices.Clone(hosts)
-	return lost
+	return false
 }
 
 // keepsSnapshots reports whether the faults are deaths of processes, which leave a snapshot.
