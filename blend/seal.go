@@ -388,10 +388,11 @@ func (p *Plan) resolveSkips(c *Config, length int64) error {
 // expand lists the prefixes of the shards that an entry of the configuration names, each once,
 // sorted by bytes.
 func expand(ctx context.Context, dir, pattern string) ([]string, error) {
-	stem := strings.TrimSuffix(strings.TrimSuffix(pattern, ".idx"), ".bin")
-	if stem == "" {
+	prefix := strings.TrimSuffix(strings.TrimSuffix(pattern, ".idx"), ".bin")
+	if prefix == "" {
 		return nil, fmt.Errorf("%q names no shard", pattern)
 	}
+	stem := prefix
 	remote := objects.IsURL(stem)
 	if !filepath.IsAbs(stem) && !remote {
 		// Brackets in the name of a directory are not part of the pattern.
@@ -439,7 +440,7 @@ func expand(ctx context.Context, dir, pattern string) ([]string, error) {
 		hint := ""
 		for _, more := range []string{"-*", "/*"} { // shards of mula tokenize --shard-tokens, a folder of shards
 			if matches, _ := filepath.Glob(stem + more + endings); !remote && len(matches) > 0 {
-				hint = fmt.Sprintf("; did you mean %q?", pattern+more)
+				hint = fmt.Sprintf("; did you mean %q?", strings.TrimSuffix(prefix, "/")+more)
 			}
 		}
 		return nil, fmt.Errorf("%q matches no shard (looked for %s.idx and .bin)%s", pattern, stem, hint)
