@@ -7,8 +7,8 @@
 #     conformance/nfs.sh                needs root, bin/mula and Go
 #     ACCEL=tcg conformance/nfs.sh      QEMU emulates the processor, which takes ten minutes
 #
-# Debian's packages and a kernel are downloaded if they are missing. The exit code is 75 if that
-# fails.
+# Without ACCEL=tcg, it needs a /dev/kvm that works. Debian's packages are installed if they are
+# missing, and a kernel is downloaded. The exit code is 75 if that fails.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 root=$PWD
@@ -19,13 +19,18 @@ fail() { echo "nfs: $*" >&2; exit 1; }
 unavailable() { echo "nfs: $*" >&2; exit 75; }
 [ "$(id -u)" = 0 ] || unavailable "only root can run this script"
 packages=(qemu-system-x86 busybox-static cpio kmod nfs-kernel-server)
-if ! command -v qemu-system-x86_64 busybox cpio modprobe exportfs rpc.nfsd >/dev/null; then
-	apt-get install -y --no-install-recommends "${packages[@]}" >/dev/null || unavailable "cannot install ${packages[*]}"
-fi
+for program in qemu-system-x86_64 busybox cpio modprobe exportfs rpc.nfsd; do
+	if ! command -v $program >/dev/null; then
+		apt-get install -y --no-install-recommends "${packages[@]}" >/dev/null ||
+			unavailable "cannot install ${packages[*]}"
+	fi
+done
 accel=${ACCEL:-$([ -e /dev/kvm ] && echo kvm || echo tcg)}
 processor=$([ "$accel" = kvm ] && echo host || echo max)
 data=$(mktemp -d)
-trap 'rm -rf "$data"' EXIT
+machine= # process of the virtual machine
+cluster() { if [ -n "$machine" ] && kill -0 "$machine" 2>/dev/null; then echo "$machine"; fi; }
+source conformance/cluster.bash
 cd "$data"
 
 say "kernel"
@@ -60,7 +65,7 @@ for dir in tmp run var/lib/nfs; do $b mount -t tmpfs tmpfs /mnt/$dir; done
 share work /mnt/mnt rw
 $b mkdir -p /mnt/dev/shm
 $b mount -t tmpfs tmpfs /mnt/dev/shm
-$b chroot /mnt /bin/bash /mnt/nfsguest.sh >/mnt/mnt/output 2>&1
+$b chroot /mnt /bin/bash /mnt/nfsguest.sh >/mnt/mnt/guest.log 2>&1
 $b sync
 $b poweroff -f
 END
@@ -96,12 +101,18 @@ END
 mula launch -q -- train --config train.yaml >alone.out
 
 say "virtual machine with $accel"
-timeout 1800 qemu-system-x86_64 -accel "$accel" -cpu "$processor" -m 4G -smp "${PROCESSORS:-1}" -nographic -no-reboot \
+qemu-system-x86_64 -accel "$accel" -cpu "$processor" -m 4G -nographic -no-reboot \
 	-kernel ../kernel/root/boot/vmlinuz-* -initrd ../initrd.gz -append 'console=ttyS0 quiet panic=-1' \
 	-virtfs local,path=/,mount_tag=root,security_model=none,readonly=on,multidevs=remap \
-	-virtfs local,path=.,mount_tag=work,security_model=none </dev/null >console 2>&1 ||
-	fail "the virtual machine failed: $(tail -n 5 console; tail -n 5 output)"
-cat output || fail "the virtual machine did not start: $(tail -n 5 console)"
+	-virtfs local,path=.,mount_tag=work,security_model=none </dev/null >console.log 2>&1 &
+machine=$!
+ended() { [ -z "$(cluster)" ]; }
+started() { [ -e guest.log ] || ended; }
+if ! wait_for 120 started || [ ! -e guest.log ]; then
+	fail "the virtual machine does not start with $accel; with ACCEL=tcg, QEMU emulates the processor"
+fi
+wait_for 1800 ended
+cat guest.log
 [ -e complete ] || fail "the guest's script failed"
 
 say "compare"
