@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+	"testing"
 	"time"
 
 	"mula/internal/filesystem/faultfs"
@@ -422,29 +423,68 @@ func (c *cluster) checkAttempts(attempts []launch.Attempt) {
 		c.problem("the fault of a hot spare has delayed the run until %s, in %d attempts", time.Since(c.began), count)
 	}
 	if every := c.settings.SnapshotEvery; every > 0 && c.keepsSnapshots() {
-		g := groupSteps{every: every, done: -1}
-		for _, a := range attempts {
-			if a.Steps == 0 && len(a.Replaced) == 0 {
-				g.diedEarly(a.Hosts)
-				continue
+		if lost := lostSteps(attempts, every); lost > every {
+			c.problem("%d steps were lost, and there is a snapshot every %d steps", lost, every)
+		}
+	}
+}
+
+// lostSteps returns the most steps that a group of ranks has lost although its hosts have the
+// newest snapshot.
+func lostSteps(attempts []launch.Attempt, every int64) (most int64) {
+	g := groupSteps{every: every, done: -1}
+	for _, a := range attempts {
+		if a.Steps == 0 && len(a.Replaced) == 0 {
+			g.diedEarly(a.Hosts)
+			continue
+		}
+		hosts := slices.Clone(a.Hosts)
+		most = max(most, g.resumed(a.From, hosts))
+		for _, r := range a.Replaced {
+			g.done = r.Step
+			for i, rank := range r.Ranks {
+				hosts[rank] = r.Hosts[i]
 			}
-			hosts := slices.Clone(a.Hosts)
-			lost := g.resumed(a.From, hosts)
-			for _, r := range a.Replaced {
-				g.done = r.Step
-				for i, rank := range r.Ranks {
-					hosts[rank] = r.Hosts[i]
-				}
-				if r.Setup > 0 {
-					lost = max(lost, g.resumed(r.From, hosts))
-				} else {
-					g.diedEarly(hosts)
-				}
+			if r.Setup > 0 {
+				most = max(most, g.resumed(r.From, hosts))
+			} else {
+				g.diedEarly(hosts)
 			}
-			g.done = a.Step
-			if lost > every {
-				c.problem("%d steps were lost, and there is a snapshot every %d steps", lost, every)
-			}
+		}
+		g.done = a.Step
+	}
+	return most
+}
+
+// The check of lost steps finds steps that were lost without need, and allows for what the launcher
+// cannot know.
+func TestLostSteps(t *testing.T) {
+	on := func(hosts string) []string { return strings.Split(hosts, "") }
+	attempt := func(hosts string, from, step int64, replaced ...launch.Replacement) launch.Attempt {
+		return launch.Attempt{Hosts: on(hosts), From: from, Step: step, Steps: step - from, Replaced: replaced}
+	}
+	for name, test := range map[string]struct {
+		every    int64
+		attempts []launch.Attempt
+		want     int64
+	}{
+		"from the snapshot": {2, []launch.Attempt{attempt("aabb", 0, 5), attempt("bbcc", 4, 8)}, 1},
+		"without need":      {1, []launch.Attempt{attempt("aabb", 0, 5), attempt("bbcc", 0, 8)}, 5},
+		"by a hot spare": {1, []launch.Attempt{attempt("bbdd", 2, 8, launch.Replacement{Ranks: []int{0},
+			Hosts: on("a"), Step: 5, From: 0, Setup: 1})}, 5},
+		"other hosts": {1, []launch.Attempt{attempt("aabb", 0, 5), attempt("ccdd", 0, 8)}, 0},
+		// the group on c, a and b may have written a snapshot of 6 steps
+		"unseen snapshot": {3, []launch.Attempt{attempt("aabb", 0, 5, launch.Replacement{Ranks: []int{0, 2},
+			Hosts: on("cc"), Step: 4, From: 3, Setup: 1}), attempt("ddaa", 0, 8)}, 1},
+		// the group on b and c may have died before the snapshot of its last step
+		"incomplete snapshot": {1, []launch.Attempt{attempt("aabb", 0, 4), attempt("bbcc", 3, 4),
+			attempt("ccdd", 0, 8)}, 1},
+		"went back, and died": {3, []launch.Attempt{attempt("aabb", 0, 5), attempt("ccdd", 0, 0),
+			attempt("ddaa", 0, 8)}, 0},
+		"only died": {3, []launch.Attempt{attempt("aabb", 0, 5), attempt("bbcc", 0, 0), attempt("aabb", 0, 8)}, 5},
+	} {
+		if got := lostSteps(test.attempts, test.every); got != test.want {
+			t.Errorf("%s: %d steps, want %d", name, got, test.want)
 		}
 	}
 }
@@ -474,8 +514,8 @@ func (g *groupSteps) resumed(from int64, hosts []string) (lost int64) {
 	return lost
 }
 
-// diedEarly is for a group that died before its first step. If its hosts lacked files of the
-// snapshot, it may have gone back to an older state first, and all later groups do.
+// diedEarly ends a group that died before its first step. If its hosts lacked files of the
+// snapshot, it may have gone back to an older state before. Then all later groups go back, too.
 func (g *groupSteps) diedEarly(hosts []string) {
 	if g.ends(0); g.lacks(hosts) {
 		*g = groupSteps{every: g.every, done: -1}
