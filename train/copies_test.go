@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -13,7 +12,7 @@ import (
 	"syscall"
 	"testing"
 
-	"mula/internal/filesystem"
+	"mula/internal/filesystem/faultfs"
 	"mula/internal/longtest"
 	"mula/internal/objects"
 	"mula/internal/objects/objectstest"
@@ -206,19 +205,6 @@ func TestCopiesThatCannotBeUsed(t *testing.T) {
 	}
 }
 
-// An unreadable file system cannot open files of a name.
-type unreadable struct {
-	filesystem.FS
-	name string
-}
-
-func (f unreadable) OpenFile(name string, flag int, perm fs.FileMode) (filesystem.File, error) {
-	if filepath.Base(name) == f.name {
-		return nil, &fs.PathError{Op: "open", Path: name, Err: syscall.EIO}
-	}
-	return f.FS.OpenFile(name, flag, perm)
-}
-
 // A local checkpoint that cannot be read may be good, so its copy does not replace it.
 func TestCopyDoesNotReplaceUnread(t *testing.T) {
 	objectstest.S3(t)
@@ -228,7 +214,7 @@ func TestCopyDoesNotReplaceUnread(t *testing.T) {
 	if err := os.WriteFile(mark, nil, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	_, err := Run(t.Context(), c, Options{files: unreadable{filesystem.OS{}, "state.json"}})
+	_, err := Run(t.Context(), c, Options{files: faultfs.FailOn(faultfs.Open, "state.json", syscall.EIO)})
 	if err == nil || !strings.Contains(err.Error(), "may be complete") {
 		t.Errorf("error %v", err)
 	}

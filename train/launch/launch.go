@@ -256,8 +256,8 @@ func (s *supervisor) attempt(ctx context.Context, hosts []string) (Attempt, erro
 	if err != nil {
 		return a, err
 	}
-	// A host that has looked for a file before another host makes it may not see it for a minute on
-	// a network file system.
+	// These files exist before a host looks for them. On a network file system, a host that has not
+	// found a file may not see it for a minute after another host has made it.
 	for _, path := range []string{beats, filepath.Join(dir, askFile)} {
 		if err := filesystem.WriteFile(s.FS, path, nil, 0o644); err != nil {
 			return a, err

@@ -38,8 +38,8 @@ type Dir struct {
 
 // Open creates the directory if necessary, locks it, and removes temporary files of killed
 // processes. The lock ends with the process; its file remains. Open refuses a directory whose
-// train.yaml was not written by a run, because a run would overwrite the file. After Open, the list
-// of checkpoints has the names that other hosts have written until then.
+// train.yaml was not written by a run, because a run would overwrite the file. After Open, this
+// host sees the files and checkpoints that other hosts have written until then.
 func Open(fsys filesystem.FS, path string) (*Dir, error) {
 	fsys = filesystem.Default(fsys)
 	if err := checkRunDir(fsys, path); err != nil {
